@@ -1,0 +1,1 @@
+"""Sokoban as text: rooms, rules, solver, demonstrations."""

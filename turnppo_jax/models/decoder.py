@@ -1,0 +1,376 @@
+"""One decoder for Qwen2.5, Qwen3 and Llama: pre-norm blocks of rotary attention and a gated feed-forward layer.
+
+    x <- x + O . attention(rope(q), rope(k), v)        q, k, v = projections of rms_norm(x)
+    x <- x + down(silu(gate(h)) * up(h))               h = rms_norm(x)
+
+Parameters are a plain nested dict; those of the layers are stacked on a leading axis L and scanned, so that
+compile time does not grow with depth. `bind` wraps them in NNX modules, inside jit too.
+"""
+
+import dataclasses
+import zlib
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from turnppo_jax.models import cache as cache_lib
+from turnppo_jax.models.attention import attention_by_name
+from turnppo_jax.models.cache import Cache
+from turnppo_jax.models.precision import matmul_precision
+from turnppo_jax.models.sizes import ModelSizes
+
+# What is kept from a layer's forward pass for its backward pass; the rest is computed again.
+REMAT_POLICIES: dict[str, Callable | None] = {
+    "none": None,  # keep everything
+    "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,  # keep the results of weight products
+    "full": jax.checkpoint_policies.nothing_saveable,  # keep a layer's input only
+}
+
+# Attention of one layer as the layer sees it: (state, q, k, v) -> (output like q, state).
+Mix = Callable[[Any, jax.Array, jax.Array, jax.Array], tuple[jax.Array, Any]]
+
+
+class Norm(nnx.Module):
+    """RMS norm over the last axis in float32; the learned scale stays float32."""
+
+    def __init__(self, params: Mapping[str, Any], eps: float):
+        self.scale = nnx.Param(params["scale"])
+        self.eps = eps
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        wide = x.astype(jnp.float32)
+        wide = wide * jax.lax.rsqrt(jnp.mean(wide * wide, axis=-1, keepdims=True) + self.eps)
+        return (wide * self.scale[...].astype(jnp.float32)).astype(x.dtype)
+
+
+class Linear(nnx.Module):
+    """`einsum(spec, x, kernel) + bias`."""
+
+    def __init__(self, params: Mapping[str, Any], spec: str):
+        self.kernel = nnx.Param(params["kernel"])
+        self.bias = nnx.Param(params["bias"]) if "bias" in params else None
+        self.spec = spec
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        y = jnp.einsum(self.spec, x, self.kernel[...], precision=matmul_precision(x.dtype))
+        return y if self.bias is None else y + self.bias[...]
+
+
+class Layer(nnx.Module):
+    """One block; its leaves carry a leading axis L outside the scan and none inside."""
+
+    def __init__(self, sizes: ModelSizes, params: Mapping[str, Any]):
+        eps = sizes.rms_norm_eps
+        attention, mlp = params["attention"], params["mlp"]
+        self.attention_norm = Norm(params["attention_norm"], eps)
+        self.q = Linear(attention["q"], "btd,dnh->btnh")
+        self.k = Linear(attention["k"], "btd,dnh->btnh")
+        self.v = Linear(attention["v"], "btd,dnh->btnh")
+        self.o = Linear(attention["o"], "btnh,nhd->btd")
+        self.q_norm = Norm(attention["q_norm"], eps) if sizes.qk_norm else None
+        self.k_norm = Norm(attention["k_norm"], eps) if sizes.qk_norm else None
+        self.mlp_norm = Norm(params["mlp_norm"], eps)
+        self.gate = Linear(mlp["gate"], "btd,df->btf")
+        self.up = Linear(mlp["up"], "btd,df->btf")
+        self.down = Linear(mlp["down"], "btf,fd->btd")
+
+    def __call__(self, x: jax.Array, rotary: tuple[jax.Array, jax.Array], state: Any, mix: Mix):
+        h = self.attention_norm(x)
+        q, k, v = self.q(h), self.k(h), self.v(h)
+        if self.q_norm is not None:
+            q, k = self.q_norm(q), self.k_norm(k)
+        out, state = mix(state, rotate(q, rotary), rotate(k, rotary), v)
+        x = x + self.o(out)
+        h = self.mlp_norm(x)
+        return x + self.down(jax.nn.silu(self.gate(h)) * self.up(h)), state
+
+
+class Decoder(nnx.Module):
+    """Embedding, layers, final norm and head over a tree of parameters (see `decoder_shapes`)."""
+
+    def __init__(self, sizes: ModelSizes, params: Mapping[str, Any]):
+        self.sizes = sizes
+        self.embedding = nnx.Param(params["embed"]["embedding"])
+        self.layers = Layer(sizes, params["layers"])
+        self.final_norm = Norm(params["final_norm"], sizes.rms_norm_eps)
+        self.lm_head = nnx.Param(params["lm_head"]["kernel"]) if "lm_head" in params else None
+
+    def hidden_states(
+        self,
+        tokens: jax.Array,
+        positions: jax.Array,
+        segment_ids: jax.Array,
+        *,
+        compute_dtype: jnp.dtype = jnp.float32,
+        remat: str = "none",
+        attention: str = "einsum",
+    ) -> jax.Array:
+        """Hidden states of whole rows.
+
+        Args:
+          tokens: [B, T] int32.
+          positions: [B, T] int32, from 0 in each segment.
+          segment_ids: [B, T] int32; a token sees the columns up to its own with the same id. 0 is padding.
+          compute_dtype: float32 or bfloat16; norms, softmax and rotation are float32 in either.
+          remat: key of `REMAT_POLICIES`.
+          attention: key of `attention.ATTENTION`.
+
+        Returns:
+          [B, T, D] after the final norm, in `compute_dtype`; finite and meaningless at padding.
+
+        Raises:
+          ValueError: unknown `remat` or `attention`, shapes that differ.
+        """
+        if not tokens.shape == positions.shape == segment_ids.shape or tokens.ndim != 2:
+            raise ValueError(
+                f"tokens {tokens.shape}, positions {positions.shape}, segment_ids {segment_ids.shape}: allowed: "
+                "three arrays of one shape [B, T]"
+            )
+        attend = attention_by_name(attention)
+
+        def mix(state, q, k, v):
+            return attend(q, k, v, segment_ids), state
+
+        x = self._embed(tokens, compute_dtype)
+        x, _ = self._run_layers(x, positions, (), lambda index, state: mix, remat)
+        return self.final_norm(x)
+
+    def logits(self, hidden: jax.Array) -> jax.Array:
+        """Next-token logits.
+
+        Args:
+          hidden: [..., D] after the final norm. Its dtype is the operands'; the sum is float32.
+
+        Returns:
+          [..., V] float32; -inf at ids that no token has (`sizes.num_token_ids` and up).
+
+        Raises:
+          ValueError: the decoder has no head (a critic's backbone).
+        """
+        kernel = self.head_kernel().astype(hidden.dtype)
+        return mask_logits(head_product(hidden, kernel), self.sizes)
+
+    def head_kernel(self) -> jax.Array:
+        """[V, D], the embedding itself where it is tied, in the dtype of the state.
+
+        Raises:
+          ValueError: the decoder has no head (a critic's backbone).
+        """
+        if self.sizes.tie_word_embeddings:
+            return self.embedding[...]
+        if self.lm_head is None:
+            raise ValueError("this decoder has no head: params hold no lm_head and the sizes are untied")
+        return self.lm_head[...]
+
+    def prefill(
+        self, cache: Cache, slots: jax.Array, tokens: jax.Array, counts: jax.Array, *, compute_dtype=jnp.float32
+    ) -> Cache:
+        """Appends tokens to slots of the cache.
+
+        Args:
+          cache: the cache.
+          slots: [R] int32, different from one another; -1 is a dummy row that writes nothing.
+          tokens: [R, P] int32; row r holds `counts[r]` tokens, then padding.
+          counts: [R] int32, 0..P; tokens that would pass the end of a slot are not written.
+          compute_dtype: float32 or bfloat16.
+
+        Returns:
+          The cache with `lengths[slots] += counts`, at most the capacity.
+        """
+        real = jnp.where(slots >= 0, counts, 0)
+        start = cache.lengths[jnp.maximum(slots, 0)]
+        real = jnp.minimum(real, cache.capacity - start)
+        column = jnp.arange(tokens.shape[1], dtype=jnp.int32)
+        positions = jnp.where(column < real[:, None], start[:, None] + column, -1)
+
+        def mix_at(index, cache):
+            def mix(cache, q, k, v):
+                cache = cache_lib.write(cache, index, slots, positions, k, v)
+                return cache_lib.attend(cache, index, slots, positions, q), cache
+
+            return mix
+
+        x = self._embed(tokens, compute_dtype)
+        _, cache = self._run_layers(x, jnp.maximum(positions, 0), cache, mix_at)
+        target = jnp.where(slots >= 0, slots, cache.num_slots)
+        return dataclasses.replace(cache, lengths=cache.lengths.at[target].add(real, mode="drop"))
+
+    def decode(
+        self, cache: Cache, tokens: jax.Array, active: jax.Array, *, compute_dtype=jnp.float32
+    ) -> tuple[jax.Array, Cache]:
+        """One token for every active slot.
+
+        Args:
+          cache: the cache; an active slot must have room (`lengths < capacity`), a full one writes nothing.
+          tokens: [S] int32, the token at position `lengths` of each slot.
+          active: [S] bool.
+          compute_dtype: float32 or bfloat16.
+
+        Returns:
+          (hidden [S, D] after the final norm, in `compute_dtype`, meaningless at inactive slots; the cache
+          with `lengths += active`).
+        """
+        active = active & (cache.lengths < cache.capacity)
+        positions = jnp.where(active, cache.lengths, -1)[:, None]
+        slots = jnp.arange(cache.num_slots, dtype=jnp.int32)
+
+        def mix_at(index, cache):
+            def mix(cache, q, k, v):
+                cache = cache_lib.write(cache, index, slots, positions, k, v)
+                return cache_lib.attend(cache, index, None, positions, q), cache
+
+            return mix
+
+        x = self._embed(tokens[:, None], compute_dtype)
+        x, cache = self._run_layers(x, jnp.maximum(positions, 0), cache, mix_at)
+        cache = dataclasses.replace(cache, lengths=cache.lengths + active.astype(jnp.int32))
+        return self.final_norm(x)[:, 0], cache
+
+    def _embed(self, tokens: jax.Array, compute_dtype: jnp.dtype) -> jax.Array:
+        return jnp.take(self.embedding[...], tokens, axis=0, mode="clip").astype(compute_dtype)
+
+    def _run_layers(
+        self,
+        x: jax.Array,
+        positions: jax.Array,
+        state: Any,
+        mix_at: Callable[[jax.Array, Any], Mix],
+        remat: str = "none",
+    ) -> tuple[jax.Array, Any]:
+        """Scans the layers over (x, state); `mix_at(layer, state)` gives the attention of a layer."""
+        if remat not in REMAT_POLICIES:
+            raise ValueError(f"unknown remat {remat!r}; known: {', '.join(REMAT_POLICIES)}")
+        graph, stacked = nnx.split(self.layers)
+        stacked = cast_weights(stacked, x.dtype)
+        rotary = rotary_table(positions, self.sizes)
+
+        def body(carry, inputs):
+            x, state = carry
+            index, weights = inputs
+            return nnx.merge(graph, weights)(x, rotary, state, mix_at(index, state)), None
+
+        if REMAT_POLICIES[remat] is not None:
+            body = jax.checkpoint(body, policy=REMAT_POLICIES[remat], prevent_cse=False)
+        layers = jnp.arange(self.sizes.num_layers, dtype=jnp.int32)
+        (x, state), _ = jax.lax.scan(body, (x, state), (layers, stacked))
+        return x, state
+
+
+def cast_weights(stacked: Any, dtype: jnp.dtype) -> Any:
+    """The copy that the layers compute with: everything but norm scales in `dtype`."""
+
+    def cast(path, leaf):
+        return leaf if any(getattr(entry, "key", None) == "scale" for entry in path) else leaf.astype(dtype)
+
+    return jax.tree.map_with_path(cast, stacked)
+
+
+def rotary_table(positions: jax.Array, sizes: ModelSizes) -> tuple[jax.Array, jax.Array]:
+    """Cosines and sines of `position * theta ** (-2 i / H)`, float32 [..., 1, H / 2].
+
+    bfloat16 would round position 257 to 256; float32 holds every int32 position up to 2 ** 24.
+    """
+    exponents = np.arange(0, sizes.head_dim, 2) / sizes.head_dim
+    # Rounded to float32 before the division, as the checkpoints were trained: at position 5,000 one unit in
+    # the last place of a frequency turns the angle by 3e-4.
+    frequencies = np.float32(1.0) / np.power(np.float64(sizes.rope_theta), exponents).astype(np.float32)
+    angles = positions.astype(jnp.float32)[..., None, None] * frequencies
+    return jnp.cos(angles), jnp.sin(angles)
+
+
+def rotate(x: jax.Array, rotary: tuple[jax.Array, jax.Array]) -> jax.Array:
+    """Rotates the pairs (i, i + H/2) of the last axis of x [B, T, N, H], in float32."""
+    cos, sin = rotary
+    first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
+    return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1).astype(x.dtype)
+
+
+def head_product(hidden: jax.Array, kernel: jax.Array) -> jax.Array:
+    """hidden [..., D] times kernel [V, D] -> float32 [..., V]; operands keep their dtype."""
+    precision = matmul_precision(hidden.dtype)
+    return jnp.einsum("...d,vd->...v", hidden, kernel, precision=precision, preferred_element_type=jnp.float32)
+
+
+def mask_logits(logits: jax.Array, sizes: ModelSizes) -> jax.Array:
+    """-inf at ids that no token has."""
+    if sizes.num_token_ids == sizes.vocab_size:
+        return logits
+    return jnp.where(jnp.arange(sizes.vocab_size) < sizes.num_token_ids, logits, -jnp.inf)
+
+
+def decoder_shapes(sizes: ModelSizes, dtype: jnp.dtype = jnp.float32) -> dict:
+    """The parameter tree as shapes: the one place that says which parameters there are."""
+    d, f, h, v = sizes.hidden_size, sizes.intermediate_size, sizes.head_dim, sizes.vocab_size
+    n, nkv, num_layers = sizes.num_heads, sizes.num_kv_heads, sizes.num_layers
+
+    def leaf(*shape):
+        return jax.ShapeDtypeStruct(shape, dtype)
+
+    def layer_leaf(*shape):
+        return leaf(num_layers, *shape)
+
+    def projection(heads):
+        bias = {"bias": layer_leaf(heads, h)} if sizes.qkv_bias else {}
+        return {"kernel": layer_leaf(d, heads, h)} | bias
+
+    attention = {
+        "q": projection(n),
+        "k": projection(nkv),
+        "v": projection(nkv),
+        "o": {"kernel": layer_leaf(n, h, d)},
+    }
+    if sizes.qk_norm:
+        attention |= {"q_norm": {"scale": layer_leaf(h)}, "k_norm": {"scale": layer_leaf(h)}}
+    params = {
+        "embed": {"embedding": leaf(v, d)},
+        "layers": {
+            "attention_norm": {"scale": layer_leaf(d)},
+            "attention": attention,
+            "mlp_norm": {"scale": layer_leaf(d)},
+            "mlp": {
+                "gate": {"kernel": layer_leaf(d, f)},
+                "up": {"kernel": layer_leaf(d, f)},
+                "down": {"kernel": layer_leaf(f, d)},
+            },
+        },
+        "final_norm": {"scale": leaf(d)},
+    }
+    return params if sizes.tie_word_embeddings else params | {"lm_head": {"kernel": leaf(v, d)}}
+
+
+def init_decoder(sizes: ModelSizes, key: jax.Array, dtype: jnp.dtype = jnp.float32) -> dict:
+    """Fresh parameters: norms 1, biases 0, embedding and head of standard deviation 0.02.
+
+    Kernels have standard deviation `1 / sqrt(fan_in)`, the two that write to the residual stream
+    `1 / sqrt(2 L fan_in)`, so that its variance does not grow with depth. Each leaf's key is folded from its
+    path: adding a parameter changes no other.
+    """
+    fan_in = {
+        "q": sizes.hidden_size, "k": sizes.hidden_size, "v": sizes.hidden_size, "gate": sizes.hidden_size,
+        "up": sizes.hidden_size, "o": sizes.num_heads * sizes.head_dim, "down": sizes.intermediate_size,
+    }  # fmt: skip
+
+    def init(path, shape):
+        names = [entry.key for entry in path]
+        if names[-1] == "scale":
+            return jnp.ones(shape.shape, dtype)
+        if names[-1] == "bias":
+            return jnp.zeros(shape.shape, dtype)
+        deviation = 0.02
+        if names[-2] in fan_in:
+            deviation = fan_in[names[-2]] ** -0.5
+        if names[-2] in ("o", "down"):
+            deviation *= (2 * sizes.num_layers) ** -0.5
+        leaf_key = jax.random.fold_in(key, zlib.crc32("/".join(names).encode()))
+        return (deviation * jax.random.normal(leaf_key, shape.shape, jnp.float32)).astype(dtype)
+
+    return jax.tree.map_with_path(init, decoder_shapes(sizes, dtype))
+
+
+def bind(params: Mapping[str, Any], sizes: ModelSizes) -> Decoder:
+    """The module over `params` (arrays or tracers), without copying them; cheap, for use inside jit."""
+    return Decoder(sizes, params)

@@ -1,0 +1,213 @@
+"""Command: trains an agent with turn-level PPO, or another algorithm of the same parts.
+
+    python -m turnppo_jax.train --config=configs/NAME.py[:algo=...] --workdir=DIR [--config.a.b=value ...]
+
+The same command continues a run that was stopped. What a run writes: see README, "What a run leaves".
+"""
+
+import contextlib
+import dataclasses
+import json
+import pathlib
+import resource
+import shutil
+import sys
+import time
+from typing import Any
+
+import jax
+from absl import flags
+
+from turnppo_jax import command_line
+from turnppo_jax.models.critic import init_critic
+from turnppo_jax.parallel.mesh import make_mesh
+from turnppo_jax.parallel.sharding import shard
+from turnppo_jax.policy import Policy, load_policy, save_policy
+from turnppo_jax.rollout.collector import Collector, training_episodes
+from turnppo_jax.rollout.sampler import Sampler
+from turnppo_jax.settings import RunSettings, run_settings
+from turnppo_jax.training.checkpoint import Checkpoints, cut_back
+from turnppo_jax.training.episode_metrics import episode_metrics
+from turnppo_jax.training.evaluation import EvaluationResult, evaluate
+from turnppo_jax.training.json_lines import append_jsonl, write_atomically
+from turnppo_jax.training.learner import Learner
+from turnppo_jax.training.metrics import make_writer
+from turnppo_jax.training.stopping import StopRequested, StopSignal
+from turnppo_jax.training.trajectory_log import write_trajectories
+from turnppo_jax.training.warm_start import progress_line, warm_start
+
+_CONFIG = command_line.config_flag()
+_WORKDIR = flags.DEFINE_string("workdir", None, "Directory of the run; an existing one is continued.")
+
+
+def train(config: dict[str, Any], workdir: pathlib.Path) -> None:
+    """Trains to the end of the config's steps, from where the run in `workdir` stands.
+
+    Args:
+      config: finalised, plain types.
+      workdir: of the run.
+
+    Raises:
+      UserError, ValueError: one line about the field that is wrong.
+    """
+    settings = run_settings(config)
+    for line in settings.learner.algorithm.warnings():
+        print(f"note: {line}", flush=True)
+    mesh = make_mesh(**settings.mesh)
+    workdir.mkdir(parents=True, exist_ok=True)
+    with contextlib.ExitStack() as stack:
+        stop = stack.enter_context(StopSignal())
+
+        # The policy that the run begins from, and the models.
+        policy = starting_policy(settings, mesh, workdir)
+        learner = Learner(
+            policy.sizes, mesh, settings.learner, settings.actor_optimizer, settings.critic_optimizer, seed=settings.seed
+        )
+        critic_params = None
+        if settings.learner.algorithm.has_critic:
+            critic_params = init_critic(policy.sizes, jax.random.key(settings.seed), backbone=policy.params)
+        actor, critic = learner.init_states(policy.params, critic_params)
+        ref_params = policy.params if learner.needs_reference else None
+        del critic_params
+
+        # Where the run stands.
+        checkpoints = stack.enter_context(
+            Checkpoints(
+                workdir,
+                config=config,
+                sizes=policy.sizes,
+                score=f"eval/{settings.eval_env.id}/success_rate",
+                **dataclasses.asdict(settings.checkpoint),
+            )
+        )
+        restored = checkpoints.restore_latest({"actor": actor, "critic": critic})
+        finished = -1
+        if restored is not None:
+            finished, state = restored
+            actor, critic = state["actor"], state["critic"]
+            print(f"continuing {workdir} after step {finished}", flush=True)
+        cut_back(workdir, finished)
+        write_atomically(workdir / "config.json", (json.dumps(config, indent=2) + "\n").encode())
+        writer = make_writer(
+            settings.writers, workdir, config=config, total_steps=settings.steps,
+            first_step=finished if finished >= 0 else None,
+        )  # fmt: skip
+        stack.callback(writer.close)
+
+        # Those who play.
+        sampler = Sampler(policy.sizes, mesh, settings.sampler, policy.chat.eos_ids)
+        play = {"limits": settings.rollout.limits, "stop_strings": settings.rollout.stop_strings}
+        players = stack.enter_context(Collector(sampler, policy.chat, settings.env, **play))
+        examinees = stack.enter_context(Collector(sampler, policy.chat, settings.eval_env, **play))
+
+        def evaluate_after(step: int) -> dict[str, float]:
+            started = time.perf_counter()
+            result = evaluate(
+                examinees, actor.params, settings.evaluation, env_id=settings.eval_env.id, seed=settings.seed,
+                policy_step=step, on_finished=stop.raise_if_requested,
+            )  # fmt: skip
+            _keep_evaluation(workdir, step, result)
+            return result.metrics | {"time/eval_s": time.perf_counter() - started}
+
+        try:
+            if finished < 0:
+                metrics = evaluate_after(0)
+                writer.log(0, metrics)
+                checkpoints.save(0, {"actor": actor, "critic": critic}, metrics, force=True)
+                finished = 0
+            for step in range(finished + 1, settings.steps + 1):
+                started = time.perf_counter()
+                episodes = training_episodes(
+                    settings.seed, step, settings.rollout.num_prompts, settings.learner.algorithm.group_size
+                )
+                trajectories, counts = players.play(
+                    actor.params, episodes, settings.rollout.sampling, policy_step=step,
+                    on_finished=stop.raise_if_requested,
+                )  # fmt: skip
+                metrics = _rollout_metrics(trajectories, counts)
+                actor, critic, result = learner.step(
+                    actor, critic, trajectories, step=step - 1, temperature=settings.rollout.temperature,
+                    ref_params=ref_params,
+                )  # fmt: skip
+                metrics |= result.metrics | {
+                    "compile/learner": sum(learner.compile_counts().values()),
+                    "compile/sampler": sampler.num_programs,
+                    "time/step_s": time.perf_counter() - started,
+                    "host/peak_memory_gb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20,
+                }
+                if settings.evaluation.due(step, settings.steps):
+                    metrics |= evaluate_after(step)
+                write_trajectories(workdir, step, trajectories, result.turn_values, result.turn_advantages)
+                writer.log(step, metrics)
+                finished = step
+                checkpoints.save(step, {"actor": actor, "critic": critic}, metrics, force=step == settings.steps)
+                stop.raise_if_requested()
+        except StopRequested:
+            # An update in between has changed the states of a step that was not finished: only whole steps are kept.
+            saved = checkpoints.latest_step()
+            print(f"stopped after step {finished}; saved: step {saved}; the same command continues", flush=True)
+            sys.exit(143)
+
+
+def starting_policy(settings: RunSettings, mesh, workdir: pathlib.Path) -> Policy:
+    """The model of the config after its warm start; kept in `workdir/start`, so that it is made once a run."""
+    kept = workdir / "start"
+    if kept.is_dir():
+        return load_policy(str(kept), seed=settings.seed, mesh=mesh, thinking=settings.model.thinking)
+    policy = load_policy(
+        settings.model.name, seed=settings.seed, mesh=mesh, thinking=settings.model.thinking,
+        chat_template=settings.model.chat_template,
+    )  # fmt: skip
+    if not settings.sft["steps"]:
+        return policy
+
+    rows = []
+
+    def report(row):
+        print(progress_line(row, settings.sft["steps"]), flush=True)
+        rows.append(row)
+
+    params, _ = warm_start(
+        settings.sft, policy.params, policy.sizes, policy.chat, mesh, env_id=settings.env.id,
+        env_kwargs=dict(settings.env.kwargs), seed=settings.seed, report=report,
+    )  # fmt: skip
+    policy = dataclasses.replace(policy, params=shard(mesh, params))
+    unfinished = workdir / "start.unfinished"
+    shutil.rmtree(unfinished, ignore_errors=True)
+    save_policy(policy, unfinished)
+    (workdir / "sft_metrics.jsonl").unlink(missing_ok=True)
+    append_jsonl(workdir / "sft_metrics.jsonl", rows)
+    unfinished.rename(kept)
+    # Read back, so that a continued run and this one begin from the same bytes.
+    return load_policy(str(kept), seed=settings.seed, mesh=mesh, thinking=settings.model.thinking)
+
+
+def _rollout_metrics(trajectories, counts) -> dict[str, float]:
+    metrics = episode_metrics(trajectories, num_dropped=counts["dropped_episodes"])
+    seconds = counts.pop("rollout_s")
+    metrics |= {f"rollout/{name}": float(value) for name, value in counts.items()}
+    return metrics | {
+        "time/rollout_s": seconds,
+        "sampler/tokens_per_s": counts.get("sampled_tokens", 0) / max(seconds, 1e-9),
+    }
+
+
+def _keep_evaluation(workdir: pathlib.Path, step: int, result: EvaluationResult) -> None:
+    """Prints the lines and adds the numbers to eval.json, where the newest evaluation of a step counts."""
+    for line in result.lines:
+        print(f"step {step}  {line}", flush=True)
+    path = workdir / "eval.json"
+    known = json.loads(path.read_text()) if path.exists() else {}
+    known[str(step)] = result.metrics
+    write_atomically(path, (json.dumps(known, indent=2) + "\n").encode())
+
+
+def main(_) -> None:
+    """Trains as the flags say."""
+    if not _WORKDIR.value:
+        raise command_line.UserError("--workdir=DIR is missing")
+    train(command_line.finalise(_CONFIG.value), pathlib.Path(_WORKDIR.value))
+
+
+if __name__ == "__main__":
+    command_line.run(main)

@@ -1,0 +1,203 @@
+"""What is optimised: one frozen dataclass, from which the three algorithms are chosen by value."""
+
+import dataclasses
+from typing import Any
+
+from turnppo_jax.kernels.losses import KL_KINDS, LEVELS, NORMALIZERS
+from turnppo_jax.kernels.segments import POOLINGS
+
+ESTIMATORS = ("turn_gae", "token_gae", "group")
+
+_CHOICES: dict[str, tuple[Any, ...]] = {
+    "estimator": ESTIMATORS,
+    "advantage_level": (None, *LEVELS),
+    "ratio_level": LEVELS,
+    "ratio_pooling": POOLINGS,
+    "normalizer": (None, *NORMALIZERS),
+    "whitening": ("rollout", "trajectory", "none"),
+    "reward_placement": ("turn", "final"),
+    "group_scale": ("std", "none"),
+    "group_baseline": ("mean", "leave_one_out"),
+    "critic_target": ("monte_carlo", "lambda_return"),
+    "value_normalizer": NORMALIZERS,
+    "old_logprobs": ("learner", "behavior"),
+    "kl_kind": KL_KINDS,
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class AlgorithmConfig:
+    """Advantages, losses and the order of updates.
+
+    Attributes:
+      estimator: "turn_gae" | "token_gae" (both with a critic) | "group" (without one).
+      advantage_level: "turn" | "token"; by default the estimator's own, and for "group" the ratio's.
+      ratio_level: where the PPO ratio is formed and clipped, "turn" | "token".
+      ratio_pooling: of a turn ratio, "product" | "geometric_mean".
+      normalizer: of the policy loss, see `kernels.loss_weights`; by default "trajectory_tokens", and "trajectories"
+        with the geometric mean.
+      clip_low: ε below ratio 1.
+      clip_high: ε above ratio 1.
+      dual_clip: bound of the ratio where the advantage is negative, above 1; None for none.
+      gamma: discount a turn (turn_gae) or a token (token_gae).
+      gae_lambda: λ.
+      whitening: of advantages, "rollout" | "trajectory" | "none", over the entries of the advantage's level.
+      reward_placement: "turn": on its own turn; "final": all on the last turn.
+      bootstrap_truncated: a truncated trajectory ends with the value of the state after its last action.
+      group_size: trajectories that answer the same prompt.
+      group_scale: "std" | "none".
+      group_baseline: "mean" | "leave_one_out".
+      critic_target: "monte_carlo" (discounted return) | "lambda_return" (A + V).
+      value_normalizer: of the value loss.
+      value_clip: PPO's clip of the value, in units of the critic's output; None for none.
+      value_scale: the critic learns return / value_scale.
+      share_backbone: the value head reads the actor's hidden states; there is no backbone of the critic's own.
+      value_loss_coef: with a shared backbone, weight of the value loss in the backbone's gradient.
+      critic_warmup_steps: training steps at the start in which only the critic learns.
+      old_logprobs: "learner": recomputed before the first epoch; "behavior": those of the sampler.
+      importance_cap: with "learner", each entry of the policy loss is weighted by
+        min(exp(old − behavior), importance_cap) (truncated importance sampling); None for no weights.
+      epochs: passes over the rollout.
+      num_minibatches: optimizer steps a pass; a minibatch is a set of trajectories.
+      kl_coef: weight of the KL term in the loss; above 0 a reference model is needed.
+      kl_kind: estimate of the KL term.
+      entropy_coef: weight of the entropy bonus.
+      permute_advantages: placebo for tests of learning: advantages are shuffled among all entries of the rollout.
+
+    Raises:
+      ValueError: naming the field, its value and what is allowed.
+    """
+
+    estimator: str = "turn_gae"
+    advantage_level: str | None = None
+    ratio_level: str = "turn"
+    ratio_pooling: str = "product"
+    normalizer: str | None = None
+    clip_low: float = 0.2
+    clip_high: float = 0.2
+    dual_clip: float | None = 3.0
+    gamma: float = 0.99
+    gae_lambda: float = 0.9
+    whitening: str = "rollout"
+    reward_placement: str = "turn"
+    bootstrap_truncated: bool = False
+    group_size: int = 1
+    group_scale: str = "std"
+    group_baseline: str = "mean"
+    critic_target: str = "monte_carlo"
+    value_normalizer: str = "trajectories"
+    value_clip: float | None = None
+    value_scale: float = 1.0
+    share_backbone: bool = False
+    value_loss_coef: float = 0.5
+    critic_warmup_steps: int = 0
+    old_logprobs: str = "learner"
+    importance_cap: float | None = None
+    epochs: int = 1
+    num_minibatches: int = 1
+    kl_coef: float = 0.0
+    kl_kind: str = "k3"
+    entropy_coef: float = 0.0
+    permute_advantages: bool = False
+
+    def __post_init__(self):
+        for name, allowed in _CHOICES.items():
+            if getattr(self, name) not in allowed:
+                listed = ", ".join(repr(value) for value in allowed)
+                raise ValueError(f"{name}={getattr(self, name)!r}; allowed: {listed}")
+        own_level = {"turn_gae": "turn", "token_gae": "token", "group": self.ratio_level}[self.estimator]
+        if self.advantage_level is None:
+            object.__setattr__(self, "advantage_level", own_level)
+        if self.estimator != "group" and self.advantage_level != own_level:
+            raise ValueError(
+                f"advantage_level={self.advantage_level!r} with estimator={self.estimator!r}; allowed: {own_level!r}"
+            )
+        if self.normalizer is None:
+            geometric = self.ratio_level == "turn" and self.ratio_pooling == "geometric_mean"
+            object.__setattr__(self, "normalizer", "trajectories" if geometric else "trajectory_tokens")
+        for name in ("gamma", "gae_lambda"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ValueError(f"{name}={getattr(self, name)}; allowed: from 0 to 1")
+        for name in ("clip_low", "clip_high", "value_scale"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"{name}={getattr(self, name)}; allowed: above 0")
+        for name in ("kl_coef", "entropy_coef", "value_loss_coef", "critic_warmup_steps"):
+            if not getattr(self, name) >= 0:
+                raise ValueError(f"{name}={getattr(self, name)}; allowed: at least 0")
+        for name in ("epochs", "num_minibatches", "group_size"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}={getattr(self, name)}; allowed: at least 1")
+        for name, least in (("dual_clip", 1.0), ("value_clip", 0.0), ("importance_cap", 0.0)):
+            if getattr(self, name) is not None and not getattr(self, name) > least:
+                raise ValueError(f"{name}={getattr(self, name)}; allowed: above {least:g}, or None for none")
+        if self.estimator == "group" and self.group_size < 2:
+            raise ValueError(
+                f"group_size={self.group_size} with estimator='group'; allowed: at least 2 "
+                "(a group of one has advantage 0 and learns nothing)"
+            )
+        if self.estimator == "group" and (self.share_backbone or self.critic_warmup_steps):
+            raise ValueError("estimator='group' has no critic; allowed: share_backbone=False, critic_warmup_steps=0")
+
+    @property
+    def has_critic(self) -> bool:
+        """Whether the advantages need values."""
+        return self.estimator != "group"
+
+    @property
+    def loss_level(self) -> str:
+        """The finer of the two levels, over which the policy loss runs."""
+        return "turn" if self.ratio_level == self.advantage_level == "turn" else "token"
+
+    @property
+    def single_update(self) -> bool:
+        """One optimizer step a training step: then the update's own forward pass gives the old log-probs."""
+        return self.epochs == self.num_minibatches == 1 and self.old_logprobs == "learner"
+
+    def warnings(self) -> list[str]:
+        """Settings that work and are rarely meant."""
+        pairs = {
+            "product": ("trajectory_tokens", "tokens"),
+            "geometric_mean": ("turns", "trajectories"),
+        }[self.ratio_pooling]
+        lines = []
+        if self.ratio_level == "turn" and self.normalizer not in pairs:
+            lines.append(
+                f"normalizer={self.normalizer!r} with ratio_pooling={self.ratio_pooling!r}: at ratio 1 the gradient "
+                f"differs from that of the token ratio; the pairs that agree: {', '.join(pairs)}"
+            )
+        if self.estimator == "group" and self.whitening != "none":
+            lines.append(f"whitening={self.whitening!r} with estimator='group': group advantages are scaled twice")
+        return lines
+
+
+ALGORITHMS: dict[str, dict[str, Any]] = {
+    # arXiv 2512.17008: gamma .99, lambda .9, clip .2; dual clip of verl
+    "turn_ppo": {},
+    # PPO on tokens, as RAGEN and verl run it: gamma = lambda = 1, returns A + V (equal at lambda 1)
+    "token_ppo": {
+        "estimator": "token_gae",
+        "ratio_level": "token",
+        "gamma": 1.0,
+        "gae_lambda": 1.0,
+    },
+    # arXiv 2402.03300, with the KL weight of Turn-PPO's GRPO rows
+    "grpo": {
+        "estimator": "group",
+        "ratio_level": "token",
+        "whitening": "none",
+        "dual_clip": None,
+        "group_size": 8,
+        "kl_coef": 0.001,
+    },
+}
+
+
+def algorithm_by_name(name: str, **changes: Any) -> AlgorithmConfig:
+    """The settings of an algorithm, with `changes` in place of its own values.
+
+    Raises:
+      ValueError: an unknown name (the known ones are listed) or a value that is not allowed.
+    """
+    if name not in ALGORITHMS:
+        raise ValueError(f"algorithm {name!r} is not known; choose one of {', '.join(ALGORITHMS)}")
+    return AlgorithmConfig(**(ALGORITHMS[name] | changes))

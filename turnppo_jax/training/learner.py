@@ -1,0 +1,286 @@
+"""The learner: a list of trajectories in, updated models and metrics out.
+
+minibatches (sets of trajectories) → pack each once → score → advantages of the whole rollout →
+epochs × minibatches of update → metrics
+"""
+
+import dataclasses
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from turnppo_jax.models.sizes import ModelSizes
+from turnppo_jax.parallel.sharding import shard
+from turnppo_jax.training import scoring, update
+from turnppo_jax.training.advantages import empty_table
+from turnppo_jax.training.batching import PackingStats, kept_turns, pack
+from turnppo_jax.training.forward import LearnerSettings
+from turnppo_jax.training.optimizer import ModelState, OptimizerConfig, init_state, learning_rate, make_optimizer
+from turnppo_jax.training.update_metrics import join_packing, join_updates, scoring_metrics
+from turnppo_jax.types import Trajectory, TrajectoryBatch
+
+# Streams of random numbers of a training step.
+_MINIBATCHES, _PLACEBO = 0, 1
+
+
+@dataclasses.dataclass
+class LearnerResult:
+    """What one training step gives beside the states."""
+
+    metrics: dict[str, float]
+    # By trajectory, by turn: V before the turn and the advantage that the policy learnt from (whitened). None at turns
+    # without a sampled token; values are None without a critic.
+    turn_values: list[list[float | None]]
+    turn_advantages: list[list[float | None]]
+
+
+@dataclasses.dataclass
+class _Minibatch:
+    """One set of trajectories on the devices."""
+
+    batch: TrajectoryBatch
+    num_micro: jax.Array
+    critic_batch: TrajectoryBatch  # rows of the critic; the same ones where it reads them all
+    critic_num_micro: jax.Array
+    stats: PackingStats
+    critic_stats: PackingStats
+    old_logprobs: jax.Array | None = None
+    ref_logprobs: jax.Array | None = None
+
+
+class Learner:
+    """Holds the compiled programs of one run; the states are the caller's.
+
+    Args:
+      sizes: of the model; actor and critic have the same.
+      mesh: of the learner.
+      settings: shapes, algorithm, how rows are computed.
+      actor_optimizer: settings of the policy's optimizer.
+      critic_optimizer: settings of the critic's; not needed without a critic.
+      seed: of the run; which trajectories form a minibatch is a function of it and the step.
+
+    Raises:
+      ValueError: a critic without settings for its optimizer.
+    """
+
+    def __init__(
+        self,
+        sizes: ModelSizes,
+        mesh: Mesh,
+        settings: LearnerSettings,
+        actor_optimizer: OptimizerConfig,
+        critic_optimizer: OptimizerConfig | None = None,
+        *,
+        seed: int = 0,
+    ):
+        cfg = settings.algorithm
+        if cfg.has_critic and critic_optimizer is None:
+            raise ValueError(f"critic_optimizer=None with estimator={cfg.estimator!r}; allowed: an OptimizerConfig")
+        self.settings = settings
+        self._cfg, self._shape, self._mesh, self._seed = cfg, settings.shape, mesh, seed
+        self._actor_config, self._critic_config = actor_optimizer, critic_optimizer
+        self._actor_optimizer = make_optimizer(actor_optimizer)
+        self._critic_optimizer = make_optimizer(critic_optimizer) if cfg.has_critic else None
+        self._own_critic = cfg.has_critic and not cfg.share_backbone
+        # A turn-level critic reads nothing after the last state: its rows can be cut there.
+        self._trims = self._own_critic and cfg.advantage_level == "turn"
+        self._programs: dict[str, Callable] = {
+            "collect": scoring.make_collect(settings),
+            "estimate": scoring.make_estimate(settings),
+            "actor_update": update.make_actor_update(
+                sizes, mesh, settings, self._actor_optimizer, self._critic_optimizer if cfg.share_backbone else None
+            ),
+        }
+        if settings.scores_actor:
+            self._programs["actor_score"] = scoring.make_actor_score(sizes, mesh, settings)
+        if cfg.kl_coef > 0:
+            self._programs["reference_score"] = scoring.make_actor_score(sizes, mesh, settings, reference=True)
+        if self._own_critic:
+            self._programs["critic_score"] = scoring.make_critic_score(sizes, mesh, settings)
+            self._programs["critic_update"] = update.make_critic_update(sizes, mesh, settings, self._critic_optimizer)
+
+    @property
+    def needs_reference(self) -> bool:
+        """Whether a KL term asks for a reference model."""
+        return self._cfg.kl_coef > 0
+
+    def init_states(self, actor_params: Any, critic_params: Any = None) -> tuple[ModelState, ModelState | None]:
+        """Fresh states on the mesh, of copies: updates donate their buffers, and the caller's (a reference's) stay.
+
+        Args:
+          actor_params: of the decoder.
+          critic_params: from `init_critic`; with a shared backbone only its "value_head" is used.
+
+        Raises:
+          ValueError: a critic is needed and none is given.
+        """
+        if self._cfg.has_critic and critic_params is None:
+            raise ValueError(f"critic_params=None with estimator={self._cfg.estimator!r}; allowed: those of a critic")
+        actor = self._fresh(self._actor_optimizer, actor_params)
+        if not self._cfg.has_critic:
+            return actor, None
+        if self._cfg.share_backbone:
+            critic_params = {"value_head": critic_params["value_head"]}
+        return actor, self._fresh(self._critic_optimizer, critic_params)
+
+    def step(
+        self,
+        actor: ModelState,
+        critic: ModelState | None,
+        trajectories: Sequence[Trajectory],
+        *,
+        step: int,
+        temperature: float = 1.0,
+        ref_params: Any = None,
+    ) -> tuple[ModelState, ModelState | None, LearnerResult]:
+        """One training step on a rollout. The states that come in are donated: use those that come out.
+
+        Args:
+          actor: state of the policy.
+          critic: state of the critic, None without one.
+          trajectories: the rollout, at most `shape.trajectories`.
+          step: the training step, from 0; decides the minibatches and the critic's warm-up.
+          temperature: of the sampler; the log-probs are computed at it, values never.
+          ref_params: of the reference model where `needs_reference`.
+
+        Returns:
+          (actor, critic, result).
+
+        Raises:
+          PackingError: trajectories that do not fit the shape.
+          ValueError: no reference where one is needed, a temperature that is not above 0.
+        """
+        if not temperature > 0:
+            raise ValueError(f"temperature={temperature}; allowed: above 0 in training")
+        if self.needs_reference and ref_params is None:
+            raise ValueError(f"ref_params=None with kl_coef={self._cfg.kl_coef}; allowed: parameters of the reference")
+        started = time.perf_counter()
+        temperature = jnp.float32(temperature)
+        minibatches = self._minibatches(trajectories, step)
+        packed = time.perf_counter()
+
+        table = self._replicate(empty_table(self._shape, self._cfg))
+        scored = []
+        for mini in minibatches:
+            table = self._score(actor, critic, mini, table, temperature, ref_params, scored)
+        scores = np.zeros(self._shape.trajectories, np.float32)
+        scores[: len(trajectories)] = [trajectory.total_reward for trajectory in trajectories]
+        groups = np.full(self._shape.trajectories, -1, np.int32)
+        groups[: len(trajectories)] = [trajectory.group for trajectory in trajectories]
+        key = jax.random.fold_in(jax.random.fold_in(jax.random.key(self._seed), step), _PLACEBO)
+        estimated = self._programs["estimate"](table, *self._replicate((scores, groups, key)))
+        jax.block_until_ready(estimated)
+        estimated_at = time.perf_counter()
+
+        actor_learns = step >= self._cfg.critic_warmup_steps
+        rates = [("optim/lr", self._actor_config, actor)] if actor_learns else []
+        rates += [("optim/lr_critic", self._critic_config, critic)] if critic is not None else []
+        # Copied to the host before the update donates the counters.
+        metrics = {name: float(learning_rate(cfg, state.step)) for name, cfg, state in rates}
+        updates = []
+        for _ in range(self._cfg.epochs):
+            for mini in minibatches:
+                if mini.stats.rows == 0:
+                    continue
+                sums: dict[str, jax.Array] = {}
+                if self._own_critic:
+                    critic, sums = self._programs["critic_update"](
+                        critic, mini.critic_batch, estimated, table, mini.critic_num_micro
+                    )
+                if actor_learns:
+                    head = critic if self._cfg.share_backbone else None
+                    actor, head, more = self._programs["actor_update"](
+                        actor, head, mini.batch, estimated, table, mini.old_logprobs, mini.ref_logprobs,
+                        mini.num_micro, temperature,
+                    )  # fmt: skip
+                    critic = head if self._cfg.share_backbone else critic
+                    sums = sums | more
+                updates.append(sums)
+        estimated, table, scored, updates = jax.device_get((estimated, table, scored, updates))
+        metrics |= {name: float(value) for name, value in estimated.metrics.items()}
+        metrics |= scoring_metrics(scored or updates[:1])
+        metrics |= join_updates(updates)
+        metrics |= join_packing(
+            [mini.stats for mini in minibatches],
+            [mini.critic_stats for mini in minibatches] if self._trims else [],
+            self._shape,
+        )
+        metrics |= {
+            "time/pack_s": packed - started,
+            "time/score_s": estimated_at - packed,
+            "time/update_s": time.perf_counter() - estimated_at,
+        }
+        values = estimated.turn_values if self._cfg.has_critic else None
+        result = LearnerResult(
+            metrics=metrics,
+            turn_values=_by_turn(trajectories, values),
+            turn_advantages=_by_turn(trajectories, estimated.turn_advantages),
+        )
+        return actor, critic, result
+
+    def compile_counts(self) -> dict[str, int]:
+        """How many shapes each program has been compiled for."""
+        return {name: program._cache_size() for name, program in self._programs.items()}
+
+    def _fresh(self, optimizer: Any, params: Any) -> ModelState:
+        copied = jax.tree.map(lambda leaf: jnp.array(leaf, copy=True), params)
+        return shard(self._mesh, init_state(optimizer, copied))
+
+    def _replicate(self, tree: Any) -> Any:
+        """On every device of the mesh: integers and tables are small, and any device may own any row."""
+        return jax.device_put(tree, NamedSharding(self._mesh, PartitionSpec()))
+
+    def _minibatches(self, trajectories: Sequence[Trajectory], step: int) -> list[_Minibatch]:
+        order = np.random.default_rng([self._seed, step, _MINIBATCHES]).permutation(len(trajectories))
+        out = []
+        for members in np.array_split(order, self._cfg.num_minibatches):
+            members = np.sort(members)  # what is in a minibatch matters, not in which order it is packed
+            batch, stats = pack(trajectories, self._shape, members=members, bootstrap=self._cfg.bootstrap_truncated)
+            batch = self._replicate(batch)
+            critic_batch, critic_stats = batch, stats
+            if self._trims:
+                critic_batch, critic_stats = pack(
+                    trajectories,
+                    self._shape,
+                    members=members,
+                    bootstrap=self._cfg.bootstrap_truncated,
+                    values_only=True,
+                )
+                critic_batch = self._replicate(critic_batch)
+            counts = self._replicate((np.int32(stats.num_micro), np.int32(critic_stats.num_micro)))
+            out.append(_Minibatch(batch, counts[0], critic_batch, counts[1], stats, critic_stats))
+        return out
+
+    def _score(self, actor, critic, mini: _Minibatch, table, temperature, ref_params, scored: list) -> Any:
+        """Fills in the minibatch's log-probs; returns the table with its turns and values."""
+        values = None
+        if self.settings.scores_actor:
+            head = critic.params if self._cfg.share_backbone else None
+            out = dict(self._programs["actor_score"](actor.params, head, mini.batch, mini.num_micro, temperature))
+            mini.old_logprobs = out.pop("logprobs")
+            if head is not None:
+                values = {name: out.pop(name) for name in ("values", "bootstrap")}
+            scored.append(out)
+        if self.needs_reference:
+            mini.ref_logprobs = self._programs["reference_score"](
+                ref_params, None, mini.batch, mini.num_micro, temperature
+            )["logprobs"]
+        if self._own_critic:
+            values = self._programs["critic_score"](critic.params, mini.critic_batch, mini.critic_num_micro)
+        return self._programs["collect"](table, mini.batch, mini.critic_batch, values)
+
+
+def _by_turn(trajectories: Sequence[Trajectory], table: np.ndarray | None) -> list[list[float | None]]:
+    """Lines of the table at the turns that count, None at the others."""
+    out: list[list[float | None]] = []
+    for number, trajectory in enumerate(trajectories):
+        line: list[float | None] = [None] * len(trajectory.turns)
+        for order, index in enumerate(kept_turns(trajectory)[0]):
+            line[index] = None if table is None else float(table[number, order])
+        out.append(line)
+    return out

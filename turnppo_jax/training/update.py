@@ -1,0 +1,263 @@
+"""Programs of the update: one optimizer step of the policy or the critic on one minibatch.
+
+Factories of pure jitted functions of pytrees, lowerable from ShapeDtypeStructs alone. The number of micro-batches is a
+traced number with the gradient in the loop's body. Gradients are summed in float32; losses are weighted sums whose
+weights belong to the whole minibatch, so the number of micro-batches changes nothing.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax.sharding import Mesh
+
+from turnppo_jax import kernels
+from turnppo_jax.models.critic import ValueHead, bind_critic
+from turnppo_jax.models.sizes import ModelSizes
+from turnppo_jax.parallel.sharding import shardings
+from turnppo_jax.training import advantages as tables
+from turnppo_jax.training import forward
+from turnppo_jax.training.advantages import Advantages, RolloutTable
+from turnppo_jax.training.algorithm import AlgorithmConfig
+from turnppo_jax.training.batching import BatchShape
+from turnppo_jax.training.forward import LearnerSettings
+from turnppo_jax.training.optimizer import ModelState, apply_gradients
+from turnppo_jax.types import TrajectoryBatch
+
+# Means that the losses return and the count that each is a mean over.
+_POLICY_COUNTS = {
+    "clip_fraction_turn": "num_turns",
+    "turn_log_ratio_mean": "num_turns",
+    "turn_log_ratio_square_mean": "num_turns",
+    "clip_fraction_token": "num_tokens",
+    "approx_kl": "num_tokens",
+    "clip_fraction_positive": "num_entries",
+    "clip_fraction_negative": "num_entries",
+    "dual_clip_fraction": "num_entries",
+}
+_VALUE_COUNTS = {"clip_fraction": "num_entries", "error_mean": "num_entries", "error_square_mean": "num_entries"}
+
+
+def make_actor_update(
+    sizes: ModelSizes,
+    mesh: Mesh,
+    settings: LearnerSettings,
+    optimizer: optax.GradientTransformation,
+    head_optimizer: optax.GradientTransformation | None = None,
+) -> Callable:
+    """One optimizer step of the policy, and of the value head on it where the backbone is shared.
+
+    Returns:
+      jitted (state, head_state | None, batch, estimated, table, old_logprobs | None, ref_logprobs | None,
+      num_micro, temperature) -> (state, head_state, sums). Both states are donated. `old_logprobs` [B, A] is None
+      where the update's own forward pass gives them. `sums` is a dict of float32 scalars to be added over
+      updates (names that end in _max: the maximum); all 0 where the step was skipped, but for `applied`.
+    """
+    shape, cfg = settings.shape, settings.algorithm
+    with_entropy = cfg.entropy_coef > 0 or not settings.scores_actor
+    needs_token_weights = cfg.entropy_coef > 0 or cfg.kl_coef > 0
+
+    def loss_of(trained, micro, entries, temperature):
+        params, head_params = trained
+        hidden = forward.actor_hidden(params, sizes, micro, settings.forward)
+        logprobs, entropy = forward.actor_logprobs(
+            params, sizes, hidden, micro, temperature, settings.forward, with_entropy=with_entropy
+        )
+        behavior = forward.behavior_logprobs(micro)
+        old = entries.get("old_logprobs")
+        if old is None:
+            old = behavior if cfg.old_logprobs == "behavior" else jax.lax.stop_gradient(logprobs)
+        weights = entries["weights"]
+        if cfg.importance_cap is not None:
+            weights = weights * _importance(old, behavior, entries["turn_ids"], micro, cfg)
+        loss, metrics = kernels.policy_loss(
+            logprobs,
+            old,
+            entries["turn_ids"],
+            entries["advantages"],
+            weights,
+            ratio_level=cfg.ratio_level,
+            advantage_level=cfg.advantage_level,
+            ratio_pooling=cfg.ratio_pooling,
+            clip_low=cfg.clip_low,
+            clip_high=cfg.clip_high,
+            dual_clip=cfg.dual_clip,
+            num_turns=shape.turns,
+        )
+        sums = {"policy_loss": loss} | _as_sums(metrics, _POLICY_COUNTS)
+        sums["turn_log_ratio_max"] = metrics["turn_log_ratio_max"]
+        if cfg.kl_coef > 0:
+            mask = entries["turn_ids"] >= 0
+            kl = kernels.kl_penalty(logprobs, entries["ref_logprobs"], mask, kind=cfg.kl_kind)
+            loss = loss + cfg.kl_coef * jnp.sum(entries["token_weights"] * kl)
+            sums["ref_kl"] = jnp.sum(kl)
+        if cfg.entropy_coef > 0:
+            loss = loss - cfg.entropy_coef * jnp.sum(entries["token_weights"] * entropy)
+        if with_entropy:
+            zeros = {"entropy_sum": 0.0, "gap_sum": 0.0, "gap_max": 0.0}
+            sums |= forward.add_sampler_sums(zeros, jax.lax.stop_gradient(logprobs), entropy, micro, count=False)
+        if head_params is not None:
+            read_from = forward.scale_gradient(hidden, cfg.value_loss_coef)
+            values, _ = forward.read_values(
+                ValueHead(head_params["value_head"]), read_from, micro, level=cfg.advantage_level
+            )
+            value_loss, value_sums = _value_loss(values, entries, cfg)
+            loss = loss + value_loss
+            sums |= value_sums
+        return loss, sums
+
+    def update(state, head_state, batch, estimated, table, old_logprobs, ref_logprobs, num_micro, temperature):
+        turn_ids = tables.compact_turn_ids(batch)
+        where = tables.entry_index(batch, shape.max_turns, cfg)
+        weights = functools.partial(
+            kernels.loss_weights,
+            turn_ids,
+            batch.turn_mask,
+            normalizer=cfg.normalizer,
+            trajectory_ids=batch.trajectory_ids,
+        )
+        entries = {
+            "turn_ids": turn_ids,
+            "advantages": tables.from_table(estimated.advantages, *where),
+            "weights": weights(level=cfg.loss_level),
+        }
+        if needs_token_weights:
+            entries["token_weights"] = weights(level="token")
+        if old_logprobs is not None:
+            entries["old_logprobs"] = old_logprobs
+        if cfg.kl_coef > 0:
+            entries["ref_logprobs"] = ref_logprobs
+        if head_state is not None:
+            entries |= _value_entries(estimated, table, where, cfg)
+        trained = state.params, None if head_state is None else head_state.params
+        loss, grads, sums = _accumulate(
+            functools.partial(loss_of, temperature=temperature), trained, batch, entries, num_micro, shape, mesh
+        )
+        state, metrics = _step(optimizer, state, grads[0], loss, mesh)
+        sums = _keep_if(metrics["applied"], sums) | _optimizer_sums(metrics, "actor")
+        if head_state is not None:
+            head_state, head_metrics = _step(head_optimizer, head_state, grads[1], loss, mesh)
+            sums |= _optimizer_sums(head_metrics, "critic")
+        return state, head_state, sums
+
+    return jax.jit(update, donate_argnums=(0, 1))
+
+
+def make_critic_update(
+    sizes: ModelSizes, mesh: Mesh, settings: LearnerSettings, optimizer: optax.GradientTransformation
+) -> Callable:
+    """One optimizer step of a critic with a backbone of its own.
+
+    Returns:
+      jitted (state, batch, estimated, table, num_micro) -> (state, sums); the state is donated, `sums` as in
+      `make_actor_update`.
+    """
+    shape, cfg = settings.shape, settings.algorithm
+
+    def loss_of(params, micro, entries):
+        hidden = forward.critic_hidden(params, sizes, micro, settings.forward)
+        values, _ = forward.read_values(bind_critic(params, sizes), hidden, micro, level=cfg.advantage_level)
+        return _value_loss(values, entries, cfg)
+
+    def update(state, batch, estimated, table, num_micro):
+        where = tables.entry_index(batch, shape.max_turns, cfg)
+        entries = _value_entries(estimated, table, where, cfg)
+        loss, grads, sums = _accumulate(loss_of, state.params, batch, entries, num_micro, shape, mesh)
+        state, metrics = _step(optimizer, state, grads, loss, mesh)
+        return state, _keep_if(metrics["applied"], sums) | _optimizer_sums(metrics, "critic")
+
+    return jax.jit(update, donate_argnums=(0,))
+
+
+def _accumulate(
+    loss_of: Callable, params: Any, batch: TrajectoryBatch, entries: dict, num_micro: Any, shape: BatchShape, mesh: Mesh
+) -> tuple[jax.Array, Any, dict[str, jax.Array]]:
+    """(loss, float32 gradient, sums) over the micro-batches in use."""
+    rows = forward.rows_of(batch), entries
+    grad_of = jax.value_and_grad(loss_of, has_aux=True)
+    place = shardings(mesh, params)
+
+    def zeros(x):
+        return jnp.zeros(x.shape, jnp.float32)
+
+    def slice_at(index):
+        return forward.micro_batch(rows, index, shape.micro_rows, mesh)
+
+    names = jax.eval_shape(lambda p, r: loss_of(p, *r)[1], params, jax.eval_shape(slice_at, jnp.int32(0)))
+
+    def body(index, carry):
+        loss, grads, sums = carry
+        (more, more_sums), new = grad_of(params, *slice_at(index))
+        grads = jax.tree.map(lambda total, g: total + g.astype(jnp.float32), grads, new)
+        grads = jax.lax.with_sharding_constraint(grads, place)
+        return loss + more, grads, _join(sums, more_sums)
+
+    start = jnp.zeros((), jnp.float32), jax.tree.map(zeros, params), jax.tree.map(zeros, names)
+    return jax.lax.fori_loop(0, num_micro, body, start)
+
+
+def _join(sums: dict[str, jax.Array], more: dict[str, jax.Array]) -> dict[str, jax.Array]:
+    """Sums added; of maxima the larger one."""
+    return {name: jnp.maximum(sums[name], x) if name.endswith("_max") else sums[name] + x for name, x in more.items()}
+
+
+def _step(
+    optimizer: optax.GradientTransformation, state: ModelState, grads: Any, loss: jax.Array, mesh: Mesh
+) -> tuple[ModelState, dict[str, jax.Array]]:
+    state, metrics = apply_gradients(optimizer, state, grads, loss)
+    return jax.lax.with_sharding_constraint(state, shardings(mesh, state)), metrics
+
+
+def _keep_if(applied: jax.Array, sums: dict[str, jax.Array]) -> dict[str, jax.Array]:
+    """A skipped step adds nothing to any mean, its tokens included."""
+    return {name: jnp.where(applied > 0, x, 0.0) for name, x in sums.items()}
+
+
+def _optimizer_sums(metrics: dict[str, jax.Array], model: str) -> dict[str, jax.Array]:
+    finite = jnp.isfinite(metrics["grad_norm"])
+    return {
+        f"{model}_applied": metrics["applied"],
+        f"{model}_skipped": 1.0 - metrics["applied"],
+        f"{model}_grad_norm": jnp.where(finite, metrics["grad_norm"], 0.0) * metrics["applied"],
+        f"{model}_update_rms": metrics["update_rms"],
+    }
+
+
+def _as_sums(metrics: dict[str, jax.Array], counts: dict[str, str]) -> dict[str, jax.Array]:
+    """Means times their counts, and the counts."""
+    sums = {name: metrics[name] * metrics[count] for name, count in counts.items()}
+    return sums | {count: metrics[count] for count in set(counts.values())}
+
+
+def _value_entries(estimated: Advantages, table: RolloutTable, where: Any, cfg: AlgorithmConfig) -> dict:
+    return {
+        "targets": tables.from_table(estimated.targets, *where),
+        "old_values": tables.from_table(table.values, *where) / cfg.value_scale,
+        "value_weights": tables.from_table(table.value_weights, *where),
+    }
+
+
+def _value_loss(values: jax.Array, entries: dict, cfg: AlgorithmConfig) -> tuple[jax.Array, dict[str, jax.Array]]:
+    loss, metrics = kernels.value_loss(
+        values, entries["old_values"], entries["targets"], entries["value_weights"], clip=cfg.value_clip
+    )
+    sums = {f"value_{name}": x for name, x in _as_sums(metrics, _VALUE_COUNTS).items()}
+    return loss, {"value_loss": loss} | sums
+
+
+def _importance(
+    old: jax.Array, behavior: jax.Array, turn_ids: jax.Array, micro: TrajectoryBatch, cfg: AlgorithmConfig
+) -> jax.Array:
+    """min(exp(old − behavior), cap) at the level of the loss, from the log-ratio of the level of the ratio."""
+    num_turns = micro.turn_mask.shape[1]
+    if cfg.ratio_level == "turn":
+        log_ratio = kernels.turn_log_ratios(old, behavior, turn_ids, num_turns, pooling=cfg.ratio_pooling)
+        if cfg.loss_level == "token":
+            log_ratio = kernels.broadcast_turns(log_ratio, turn_ids)
+    else:
+        log_ratio = jnp.where(turn_ids >= 0, old - behavior, 0.0)
+    # The logarithm of the cap bounds exp from above before it is taken.
+    return jax.lax.stop_gradient(jnp.exp(jnp.minimum(log_ratio, jnp.log(cfg.importance_cap))))

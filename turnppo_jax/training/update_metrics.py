@@ -1,0 +1,98 @@
+"""From the sums of micro-batches and updates to the metrics of a training step.
+
+Every mean is a sum over what was counted divided by the count, taken once: never a mean of means.
+"""
+
+from collections.abc import Mapping, Sequence
+
+from turnppo_jax.training.batching import BatchShape, PackingStats
+
+Sums = Mapping[str, float]
+
+# metric: (sum, count)
+_MEANS = {
+    "policy/clip_fraction_turn": ("clip_fraction_turn", "num_turns"),
+    "policy/clip_fraction_token": ("clip_fraction_token", "num_tokens"),
+    "policy/clip_fraction_positive": ("clip_fraction_positive", "num_entries"),
+    "policy/clip_fraction_negative": ("clip_fraction_negative", "num_entries"),
+    "policy/dual_clip_fraction": ("dual_clip_fraction", "num_entries"),
+    "policy/approx_kl": ("approx_kl", "num_tokens"),
+    "policy/ref_kl": ("ref_kl", "num_tokens"),
+    "policy/loss": ("policy_loss", "actor_applied"),
+    "value/loss": ("value_loss", "critic_applied"),
+    "value/clip_fraction": ("value_clip_fraction", "value_num_entries"),
+    "value/error_mean": ("value_error_mean", "value_num_entries"),
+    "optim/grad_norm": ("actor_grad_norm", "actor_applied"),
+    "optim/grad_norm_critic": ("critic_grad_norm", "critic_applied"),
+    "optim/update_rms": ("actor_update_rms", "actor_applied"),
+    "optim/update_rms_critic": ("critic_update_rms", "critic_applied"),
+}
+
+
+def join_updates(updates: Sequence[Sums]) -> dict[str, float]:
+    """Metrics over all updates of a training step; those whose count is 0 are left out."""
+    total: dict[str, float] = {}
+    for sums in updates:
+        for name, value in sums.items():
+            larger = name.endswith("_max")
+            total[name] = max(total.get(name, 0.0), float(value)) if larger else total.get(name, 0.0) + float(value)
+    metrics = {
+        metric: total[name] / total[count]
+        for metric, (name, count) in _MEANS.items()
+        if name in total and total.get(count, 0.0) > 0
+    }
+    if total.get("num_turns", 0.0) > 0:
+        metrics["policy/turn_log_ratio_std"] = _log_ratio_std(total)
+        metrics["policy/turn_log_ratio_max"] = total["turn_log_ratio_max"]
+        metrics["policy/turn_log_ratio_std_first_minibatch"] = _log_ratio_std(updates[0])
+    for model in ("actor", "critic"):
+        if f"{model}_applied" in total:
+            metrics[f"optim/steps_{model}"] = total[f"{model}_applied"]
+            metrics[f"optim/skipped_{model}"] = total[f"{model}_skipped"]
+    return metrics
+
+
+def scoring_metrics(scored: Sequence[Sums]) -> dict[str, float]:
+    """Entropy and the gap between sampler and learner, over the sampled tokens of the rollout."""
+    tokens = sum(float(sums.get("num_tokens", 0.0)) for sums in scored)
+    if not tokens or "gap_sum" not in scored[0]:
+        return {}
+    return {
+        "policy/entropy": sum(float(sums["entropy_sum"]) for sums in scored) / tokens,
+        "sampler/logprob_gap_mean": sum(float(sums["gap_sum"]) for sums in scored) / tokens,
+        "sampler/logprob_gap_max": max(float(sums["gap_max"]) for sums in scored),
+    }
+
+
+def join_packing(
+    stats: Sequence[PackingStats], critic_stats: Sequence[PackingStats], shape: BatchShape
+) -> dict[str, float]:
+    """How the rows were used; the critic's apart where its rows are trimmed."""
+    tokens, rows = (sum(getattr(s, name) for s in stats) for name in ("tokens", "rows"))
+    micro_batches = sum(s.num_micro for s in stats)
+    area = micro_batches * shape.micro_rows * shape.tokens
+    metrics = {
+        "batch/rows": rows,
+        "batch/micro_batches": micro_batches,
+        "batch/tokens": tokens,
+        "batch/sampled_tokens": sum(s.sampled for s in stats),
+        "batch/turns": sum(s.turns for s in stats),
+        "batch/padding_share": 1.0 - tokens / area if area else 0.0,
+        "batch/empty_turns": sum(s.empty_turns for s in stats),
+        "batch/empty_trajectories": sum(s.empty_trajectories for s in stats),
+        "batch/lost_reward": sum(s.lost_reward for s in stats),
+        "batch/missing_bootstraps": sum(s.missing_bootstraps for s in stats),
+    }
+    if critic_stats:
+        metrics["batch/critic_tokens"] = sum(s.tokens for s in critic_stats)
+        metrics["batch/critic_micro_batches"] = sum(s.num_micro for s in critic_stats)
+    return {name: float(value) for name, value in metrics.items()}
+
+
+def _log_ratio_std(sums: Sums) -> float:
+    """Standard deviation of the turns' log-ratios from their sums."""
+    turns = float(sums.get("num_turns", 0.0))
+    if not turns:
+        return 0.0
+    mean = float(sums["turn_log_ratio_mean"]) / turns
+    return max(float(sums["turn_log_ratio_square_mean"]) / turns - mean * mean, 0.0) ** 0.5
