@@ -58,9 +58,9 @@ learner = Learner(
 )
 actor, critic = learner.init_states(reference, init_critic(sizes, jax.random.key(1)))
 
-iterations, rollouts, metrics = [], [], {}
+iterations, rollouts, cpu, metrics = [], [], [], {}
 for step in range(num_steps):
-    started = time.perf_counter()
+    started, cpu_started = time.perf_counter(), time.process_time()
     conversations.sampler.set_params(actor.params)
     conversations.begin(Sampling())
     asked = prompts(batch, prompt_length, seed=step)
@@ -88,12 +88,14 @@ for step in range(num_steps):
     actor, critic, result = learner.step(actor, critic, trajectories, step=step, ref_params=reference)
     jax.block_until_ready((actor, critic))
     iterations.append(round(time.perf_counter() - started, 3))
+    cpu.append(round(time.process_time() - cpu_started, 3))
     metrics = result.metrics
 emit(
     "ours_ppo_iteration",
     preset=preset,
     iter_s=iterations,
     rollout_s=rollouts,
+    cpu_s=cpu,  # of this process, which a busy machine disturbs less than wall time
     median_s=round(statistics.median(iterations[1:]), 3),
     programs=learner.compile_counts() | {"sampler": conversations.sampler.num_programs},
     metrics={name: round(value, 6) for name, value in metrics.items()},

@@ -7,7 +7,6 @@ import sys
 
 import jax
 import jax.numpy as jnp
-import ml_collections
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
@@ -259,14 +258,12 @@ def test_a_bad_line_is_named(tmp_path, line, message):
 
 
 def run_config(**sft_fields):
-    return ml_collections.ConfigDict(
-        {
-            "seed": 3,
-            "model": {"name": "tiny-qwen2", "thinking": True, "chat_template": ""},
-            "env": {"id": "sokoban", "kwargs": {"prompt": "compact"}},
-            "sft": {"rows": 2, "row_tokens": 256, "heldout": 2, "steps": 2, "evaluate_every": 1} | sft_fields,
-        }
-    )
+    return {
+        "seed": 3,
+        "model": {"name": "tiny-qwen2"},
+        "env": {"id": "sokoban", "kwargs": {"prompt": "compact"}},
+        "sft": {"rows": 2, "row_tokens": 256, "heldout": 2, "steps": 2, "evaluate_every": 1} | sft_fields,
+    }
 
 
 def test_command_trains_on_a_file_and_writes_a_model_that_loads(tmp_path, capsys):
@@ -321,9 +318,10 @@ def test_settings_out_of_range_are_named(chat):
 @pytest.mark.parametrize(
     ("argument", "message"),
     [
-        ("--config.model.name=./absent", "sft: model './absent'"),
-        ("--config.model.nam=x", "sft: --config: "),
-        ("--config.sft.steps=many", "steps"),
+        ("--config.model.name=./absent", "model './absent'"),
+        ("--config.model.nam=x", "config.model.nam"),
+        ("--config.sft.steps=many", "config.sft.steps"),
+        ("--config.sft.steps=0", "steps=0; allowed: at least 1"),
     ],
 )
 def test_a_wrong_command_ends_in_one_line(tmp_path, argument, message):
@@ -335,6 +333,6 @@ def test_a_wrong_command_ends_in_one_line(tmp_path, argument, message):
     )
     command = [sys.executable, "-m", "turnppo_jax.sft", f"--config={tmp_path / 'few.py'}", f"--workdir={tmp_path}"]
     done = subprocess.run([*command, argument], capture_output=True, text=True, timeout=120, check=False)
-    assert done.returncode == 1
+    assert done.returncode != 0
     assert "Traceback" not in done.stderr
-    assert message in done.stderr
+    assert message in done.stderr.strip().splitlines()[-1]

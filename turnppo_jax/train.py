@@ -37,6 +37,10 @@ from turnppo_jax.training.trajectory_log import write_trajectories
 from turnppo_jax.training.warm_start import progress_line, warm_start
 
 _CONFIG = command_line.config_flag()
+_ROLLOUT_COUNTS = (
+    "env_errors", "env_timeouts", "dropped_episodes", "context_overflows", "prefill_tokens", "sampled_tokens",
+    "discarded_tokens",
+)  # fmt: skip
 _WORKDIR = flags.DEFINE_string("workdir", None, "Directory of the run; an existing one is continued.")
 
 
@@ -109,12 +113,13 @@ def train(config: dict[str, Any], workdir: pathlib.Path) -> None:
             _keep_evaluation(workdir, step, result)
             return result.metrics | {"time/eval_s": time.perf_counter() - started}
 
+        held = finished  # the step after which the states in hand are
         try:
             if finished < 0:
                 metrics = evaluate_after(0)
                 writer.log(0, metrics)
                 checkpoints.save(0, {"actor": actor, "critic": critic}, metrics, force=True)
-                finished = 0
+                finished = held = 0
             for step in range(finished + 1, settings.steps + 1):
                 started = time.perf_counter()
                 episodes = training_episodes(
@@ -129,6 +134,7 @@ def train(config: dict[str, Any], workdir: pathlib.Path) -> None:
                     actor, critic, trajectories, step=step - 1, temperature=settings.rollout.temperature,
                     ref_params=ref_params,
                 )  # fmt: skip
+                held = step
                 metrics |= result.metrics | {
                     "compile/learner": sum(learner.compile_counts().values()),
                     "compile/sampler": sampler.num_programs,
@@ -143,9 +149,12 @@ def train(config: dict[str, Any], workdir: pathlib.Path) -> None:
                 checkpoints.save(step, {"actor": actor, "critic": critic}, metrics, force=step == settings.steps)
                 stop.raise_if_requested()
         except StopRequested:
-            # An update in between has changed the states of a step that was not finished: only whole steps are kept.
-            saved = checkpoints.latest_step()
-            print(f"stopped after step {finished}; saved: step {saved}; the same command continues", flush=True)
+            if held == finished >= 0:
+                checkpoints.save(finished, {"actor": actor, "critic": critic}, force=True)
+            print(
+                f"stopped after step {finished}; saved: step {checkpoints.latest_step()}; the same command continues",
+                flush=True,
+            )
             sys.exit(143)
 
 
@@ -184,8 +193,9 @@ def starting_policy(settings: RunSettings, mesh, workdir: pathlib.Path) -> Polic
 
 def _rollout_metrics(trajectories, counts) -> dict[str, float]:
     metrics = episode_metrics(trajectories, num_dropped=counts["dropped_episodes"])
-    seconds = counts.pop("rollout_s")
-    metrics |= {f"rollout/{name}": float(value) for name, value in counts.items()}
+    seconds = counts["rollout_s"]
+    # Calls to the device are left out: how many there are depends on the timing of the environments.
+    metrics |= {f"rollout/{name}": float(counts.get(name, 0)) for name in _ROLLOUT_COUNTS}
     return metrics | {
         "time/rollout_s": seconds,
         "sampler/tokens_per_s": counts.get("sampled_tokens", 0) / max(seconds, 1e-9),

@@ -24,7 +24,7 @@ LOGICAL_AXES: tuple[tuple[str, tuple[str, ...]], ...] = (
     (r"layers/(attention|mlp)_norm/scale", ("layers", "norm")),
     (r"final_norm/scale", ("norm",)),
     (r"value_head/kernel", ("norm",)),
-    (r"cache/[kv]", ("layers", "slots", "kv_heads", "cache_positions", "head_dim")),
+    (r"cache/[kv]", ("layers", "cache_blocks", "slots", "kv_heads", "cache_row", "cache_column")),
     (r"cache/lengths", ("slots",)),
 )
 _COMPILED = tuple((re.compile(rf"(^|/){pattern}$"), axes) for pattern, axes in LOGICAL_AXES)

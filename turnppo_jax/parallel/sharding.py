@@ -21,7 +21,9 @@ RULES: dict[str, tuple[str, ...]] = {
     "rows": ("data", "fsdp"),
     "columns": ("sequence",),
     "slots": ("data", "fsdp"),
-    "cache_positions": (),
+    "cache_blocks": (),
+    "cache_row": (),
+    "cache_column": (),
 }
 
 _FALLBACKS = {

@@ -1,0 +1,157 @@
+"""Whole runs of the command: killed and continued, other workers, the three algorithms, mistakes in the call."""
+
+import json
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+
+import jax
+import numpy as np
+import pytest
+
+from turnppo_jax.training.checkpoint import restore_actor_params
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+CONFIG = "--config=tests/tiny_config.py"
+# What a run may differ in without having computed anything else.
+MACHINE = ("time/", "host/", "compile/", "sampler/tokens_per_s")
+
+
+def run(*arguments, module="turnppo_jax.train", **options):
+    command = [sys.executable, "-m", module, *map(str, arguments)]
+    env = os.environ | {"JAX_PLATFORMS": "cpu"}
+    return subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=600, **options)
+
+
+def rows(workdir):
+    with open(workdir / "metrics.jsonl", encoding="utf-8") as file:
+        lines = [json.loads(line) for line in file]
+    return [{name: value for name, value in line.items() if not name.startswith(MACHINE)} for line in lines]
+
+
+def trajectory_files(workdir):
+    return {path.name: path.read_bytes() for path in sorted((workdir / "trajectories").iterdir())}
+
+
+@pytest.fixture(scope="module")
+def straight(tmp_path_factory):
+    """One uninterrupted run of 6 steps."""
+    workdir = tmp_path_factory.mktemp("straight")
+    done = run(CONFIG, f"--workdir={workdir}")
+    assert done.returncode == 0, done.stderr
+    return workdir
+
+
+def test_a_run_leaves_what_the_readme_says(straight):
+    for name in ("config.json", "metrics.jsonl", "eval.json", "checkpoints", "trajectories"):
+        assert (straight / name).exists(), name
+    lines = rows(straight)
+    assert [line["step"] for line in lines] == list(range(7))
+    name = "eval/tests.delayed_env:DelayedEnv/success_rate"
+    assert [line["step"] for line in lines if name in line] == [0, 3, 6]
+    assert set(lines[0]) == set(lines[0]) & {n for n in lines[0] if n == "step" or n.startswith("eval/")}
+    for line in lines[1:]:
+        assert line["sampler/logprob_gap_max"] < 1e-4
+        assert line["policy/turn_log_ratio_std_first_minibatch"] < 1e-4
+        assert line["optim/skipped_actor"] == line["optim/skipped_critic"] == 0
+
+
+def test_compile_counts_stay_after_the_second_step(straight):
+    with open(straight / "metrics.jsonl", encoding="utf-8") as file:
+        lines = [json.loads(line) for line in file][1:]
+    for name in ("compile/learner", "compile/sampler"):
+        counts = [line[name] for line in lines]
+        assert len(set(counts[1:])) == 1, (name, counts)
+    tokens = [line["batch/tokens"] for line in lines]
+    assert len(set(tokens)) > 1, "the lengths did not vary: the test shows nothing"
+
+
+def test_killed_in_rollout_update_and_save_and_continued_gives_the_same_bits(straight, tmp_path):
+    flags = (CONFIG, f"--workdir={tmp_path}")
+    for point in ("rollout:1", "update:4", "save:4"):
+        killed = run(point, *flags, module="tests.killed_run")
+        assert killed.returncode == -signal.SIGKILL, (point, killed.returncode, killed.stderr)
+    done = run(*flags)
+    assert done.returncode == 0, done.stderr
+    assert rows(tmp_path) == rows(straight)
+    assert trajectory_files(tmp_path) == trajectory_files(straight)
+    for one, other in zip(
+        jax.tree.leaves(restore_actor_params(tmp_path)[0]), jax.tree.leaves(restore_actor_params(straight)[0]), strict=True
+    ):
+        np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ("--config.env.num_workers=1",),
+        ("--config.env.num_workers=4", "--config.sampler.decode_chunk=1"),
+        ("--config.env.num_workers=0", "--config.sampler.decode_chunk=16"),
+    ],
+    ids=["1 worker", "4 workers, chunk 1", "in process, chunk 16"],
+)
+def test_workers_chunks_and_delays_change_no_trajectory(straight, tmp_path, flags):
+    done = run(CONFIG, f"--workdir={tmp_path}", "--config.steps=2", "--config.evaluation.every=0", *flags)
+    assert done.returncode == 0, done.stderr
+    expected = trajectory_files(straight)
+    for name, content in trajectory_files(tmp_path).items():
+        assert content == expected[name]
+
+
+def test_sigterm_keeps_the_last_finished_step_and_the_command_continues(tmp_path):
+    command = [sys.executable, "-m", "turnppo_jax.train", CONFIG, f"--workdir={tmp_path}", "--config.steps=100000"]
+    process = subprocess.Popen(
+        command, cwd=ROOT, env=os.environ | {"JAX_PLATFORMS": "cpu"}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+    metrics = tmp_path / "metrics.jsonl"
+    while process.poll() is None and not (metrics.exists() and metrics.read_text().count("\n") >= 4):
+        try:
+            process.wait(0.2)
+        except subprocess.TimeoutExpired:
+            continue
+    process.send_signal(signal.SIGTERM)
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == 143, output
+    finished = [line["step"] for line in rows(tmp_path)][-1]
+    assert f"saved: step {finished}" in output
+    done = run(CONFIG, f"--workdir={tmp_path}", f"--config.steps={finished + 1}")
+    assert done.returncode == 0, done.stderr
+    assert f"continuing {tmp_path} after step {finished}" in done.stdout
+
+
+@pytest.mark.parametrize("algo", ["token_ppo", "grpo"])
+def test_the_other_algorithms_are_the_same_path(tmp_path, algo):
+    done = run(f"{CONFIG}:{algo}", f"--workdir={tmp_path}", "--config.steps=2")
+    assert done.returncode == 0, done.stderr
+    lines = rows(tmp_path)
+    assert [line["step"] for line in lines] == [0, 1, 2]
+    assert all(np.isfinite(value) for line in lines for value in line.values() if value is not None)
+    assert all(line["optim/update_rms"] > 0 for line in lines[1:])
+    assert ("value/loss" in lines[1]) == (algo == "token_ppo")
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--config.rollout.temperature=0"], "rollout.temperature=0"),
+        (["--config.rollout.num_promts=3"], "did you mean num_prompts?"),
+        (["--config.model.name=no/such/model"], "no/such/model"),
+        (["--config.env.id=sokobann"], "unknown environment id 'sokobann'; known:"),
+        (["--config.algorithm.num_minibatches=99"], "num_minibatches=99 exceeds the 8 episodes of a step"),
+        (["--config.rows.tokens=8"], "rows.tokens=8 is less than sampler.context_length=64"),
+        (["--config.env.kwargs={'nun_turns': 3}"], "nun_turns"),
+    ],
+)
+def test_a_mistake_ends_in_one_line_that_names_it(tmp_path, flags, message):
+    done = run(CONFIG, f"--workdir={tmp_path}", *flags)
+    assert done.returncode == 2
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr
+    assert done.stderr.strip().count("\n") == 0, done.stderr
+
+
+def test_without_a_workdir_the_command_says_so():
+    done = run(CONFIG)
+    assert (done.returncode, done.stderr.strip()) == (2, "error: --workdir=DIR is missing")
