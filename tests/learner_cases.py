@@ -78,3 +78,20 @@ def critic_params(seed=1):
 def make_learner(shape=SHAPE, actor=ADAM, critic=ADAM, seed=0, forward=None, **algorithm):
     settings = LearnerSettings(shape, AlgorithmConfig(**algorithm), forward or ForwardSettings(head_chunk=8))
     return Learner(SIZES, make_mesh(devices=jax.devices()[:1]), settings, actor, critic, seed=seed)
+
+
+def gradients(state):
+    """The gradient of a first Adam step without a clip: its first moment is (1 − β1) times it."""
+    return jax.tree.map(lambda m: np.asarray(m) / (1 - ADAM.betas[0]), state.opt_state[0].mu)
+
+
+def one_step(learner, trajectories, **step):
+    """(actor gradient, critic gradient or None, result) of a first step from fresh states."""
+    actor, critic = learner.init_states(actor_params(), critic_params())
+    actor, critic, result = learner.step(actor, critic, trajectories, step=0, **step)
+    return gradients(actor), None if critic is None else gradients(critic), result
+
+
+def assert_trees_close(got, want, rtol=2e-4, atol=2e-6):
+    """Leaf by leaf; by default what sums of some hundred float32 terms in another order differ by."""
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=rtol, atol=atol), got, want)

@@ -12,6 +12,7 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
+from turnppo_jax.models.blocked_attention import blocked_attention
 from turnppo_jax.models.precision import matmul_precision
 
 AttentionFn = Callable[[jax.Array, jax.Array, jax.Array, jax.Array], jax.Array]
@@ -42,7 +43,7 @@ def einsum_attention(q: jax.Array, k: jax.Array, v: jax.Array, segment_ids: jax.
     return out.reshape(batch, length, heads, head_dim).astype(q.dtype)
 
 
-ATTENTION: dict[str, AttentionFn] = {"einsum": einsum_attention}
+ATTENTION: dict[str, AttentionFn] = {"blocked": blocked_attention, "einsum": einsum_attention}
 
 
 def attention_by_name(name: str) -> AttentionFn:

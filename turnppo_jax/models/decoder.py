@@ -107,7 +107,7 @@ class Decoder(nnx.Module):
         *,
         compute_dtype: jnp.dtype = jnp.float32,
         remat: str = "none",
-        attention: str = "einsum",
+        attention: str = "blocked",
     ) -> jax.Array:
         """Hidden states of whole rows.
 

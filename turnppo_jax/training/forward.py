@@ -31,7 +31,7 @@ class ForwardSettings:
 
     compute_dtype: str = "float32"
     remat: str = "none"
-    attention: str = "einsum"
+    attention: str = "blocked"
     head_chunk: int = 128
 
     def __post_init__(self):

@@ -115,7 +115,7 @@ def apply_gradients(
       (state, metrics): grad_norm before the clip, update_rms (root mean square change of a parameter, 0 when
       skipped), applied (1.0 or 0.0).
     """
-    grad_norm = optax.global_norm(grads)
+    grad_norm = global_norm(grads)
     applied = jnp.isfinite(loss) & jnp.isfinite(grad_norm)
     updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
     params = optax.apply_updates(state.params, updates)
@@ -124,7 +124,7 @@ def apply_gradients(
         return jax.tree.map(lambda n, o: jnp.where(applied, n, o), new, old)
 
     size = sum(leaf.size for leaf in jax.tree.leaves(updates))
-    update_rms = optax.global_norm(updates) / math.sqrt(max(size, 1))
+    update_rms = global_norm(updates) / math.sqrt(max(size, 1))
     new_state = ModelState(
         params=choose(params, state.params),
         opt_state=choose(opt_state, state.opt_state),
@@ -137,6 +137,11 @@ def apply_gradients(
         "applied": applied.astype(jnp.float32),
     }
     return new_state, metrics
+
+
+def global_norm(tree: Any) -> jax.Array:
+    """Root of the sum of squares over all leaves, float32."""
+    return jnp.sqrt(sum(jnp.sum(jnp.square(leaf.astype(jnp.float32))) for leaf in jax.tree.leaves(tree)))
 
 
 def _decays(params: Any) -> Any:

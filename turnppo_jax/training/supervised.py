@@ -53,7 +53,7 @@ class SupervisedConfig:
     num_microbatches: int = 1
     compute_dtype: str = "float32"
     remat: str = "none"
-    attention: str = "einsum"
+    attention: str = "blocked"
     head_chunk: int = 128
 
     def __post_init__(self):
