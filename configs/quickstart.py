@@ -6,46 +6,50 @@ The model is warmed up on solver demonstrations, then trained with turn-level PP
 box. `--config=configs/quickstart.py:algo=token_ppo` and `algo=grpo` run the two baselines from the same parts.
 """
 
-import ml_collections
+from ml_collections import ConfigDict
 
-from turnppo_jax.training.algorithm import ALGORITHMS
+from configs.sections import parse_algo, section, sft_section
+from turnppo_jax.rollout.sampler import SamplerSettings
+from turnppo_jax.settings import CheckpointSettings, ModelSettings, RolloutSettings, RowSettings
+from turnppo_jax.training.algorithm import ALGORITHMS, AlgorithmConfig
+from turnppo_jax.training.evaluation import EvaluationSettings
+from turnppo_jax.training.forward import ForwardSettings
+from turnppo_jax.training.optimizer import OptimizerConfig
 
 
-def get_config(argument: str = "") -> ml_collections.ConfigDict:
+def get_config(argument: str = "") -> ConfigDict:
     """The config; `argument` is "" or "algo=NAME"."""
-    options = dict(part.split("=", 1) for part in argument.split(",") if part)
-    algo = options.pop("algo", "turn_ppo")
-    if options or algo not in ALGORITHMS:
-        raise ValueError(f"config argument {argument!r}: allowed: algo=NAME with NAME in {', '.join(ALGORITHMS)}")
-
-    config = ml_collections.ConfigDict()
+    settings = {"num_minibatches": 4, "value_scale": 10.0, "normalizer": "tokens"}
+    algorithm = section(AlgorithmConfig, **settings | ALGORITHMS[parse_algo(argument)])
+    config = ConfigDict()
     config.seed = 0
     config.steps = 40
     config.writers = ("jsonl", "tensorboard", "console")
-
-    config.model = ml_collections.ConfigDict({"name": "tiny-qwen3"})
-    config.env = ml_collections.ConfigDict(
+    config.model = section(ModelSettings, name="tiny-qwen3")
+    config.env = ConfigDict(
         {
             "id": "sokoban",
-            "kwargs": {"prompt": "compact"},
+            "kwargs": {"prompt": "compact", "actions_per_turn": 5},
             "eval_kwargs": {"split": "eval"},
-            "num_workers": 0,  # a step takes microseconds; a process of its own would cost more
+            "num_workers": 0,  # a move takes microseconds; a process of its own would cost more
+            "reset_timeout_s": 60.0,
+            "step_timeout_s": 60.0,
         }
     )
-    config.sampler = ml_collections.ConfigDict(
-        {"num_slots": 64, "context_length": 384, "decode_chunk": 8, "prefill_chunk": 64, "prefill_rows": 8}
+    config.sampler = section(
+        SamplerSettings, num_slots=64, context_length=384, decode_chunk=8, prefill_chunk=64, prefill_rows=8
     )
-    config.rollout = ml_collections.ConfigDict({"num_prompts": 128, "max_turns": 5, "max_turn_tokens": 24})
-    config.rows = ml_collections.ConfigDict({"micro_rows": 8})
-
-    config.algorithm = ml_collections.ConfigDict({"num_minibatches": 4, "value_scale": 10.0, "normalizer": "tokens"})
-    config.algorithm.update(ALGORITHMS[algo])
-    if "group_size" in config.algorithm:
-        config.rollout.num_prompts //= config.algorithm.group_size
-    config.actor_optimizer = ml_collections.ConfigDict({"learning_rate": 3e-4, "betas": (0.9, 0.99)})
-    config.critic_optimizer = ml_collections.ConfigDict({"learning_rate": 1e-3, "betas": (0.9, 0.99)})
-
-    config.sft = ml_collections.ConfigDict({"steps": 120, "learning_rate": 2e-3, "rows": 32, "row_tokens": 384})
-    config.evaluation = ml_collections.ConfigDict({"num_seeds": 256, "samples": 4, "greedy": True})
-    config.checkpoint = ml_collections.ConfigDict({"save_every": 10})
+    config.rollout = section(RolloutSettings, num_prompts=128 // algorithm.group_size, max_turns=5, max_turn_tokens=24)
+    config.rows = section(RowSettings, micro_rows=8)
+    config.forward = section(ForwardSettings, remat="full")  # on a CPU less work than keeping what it makes again
+    config.algorithm = algorithm
+    # total_steps is computed from steps, epochs and minibatches.
+    config.actor_optimizer = section(OptimizerConfig, learning_rate=3e-4, betas=(0.9, 0.99))
+    config.critic_optimizer = section(OptimizerConfig, learning_rate=1e-3, betas=(0.9, 0.99))
+    config.sft = sft_section(
+        steps=120, learning_rate=2e-3, betas=(0.9, 0.98), rows=32, row_tokens=384, num_demonstrations=24_000,
+        options={"noise": 0.0, "actions_per_turn": "random"}, remat="full",
+    )  # fmt: skip
+    config.evaluation = section(EvaluationSettings, num_seeds=256, samples=4, greedy=True)
+    config.checkpoint = section(CheckpointSettings, save_every=10)
     return config

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from turnppo_jax.models.decoder import init_decoder
+from turnppo_jax.models.decoder import decoder_shapes
 from turnppo_jax.models.sizes import SIZES
 
 FAMILIES = ("qwen2", "qwen3", "llama")
@@ -14,20 +14,26 @@ FAMILIES = ("qwen2", "qwen3", "llama")
 
 def small_sizes(family="qwen3", **changes):
     """Two layers, width 32, odd sizes where they may be odd; untied for llama."""
-    small = dict(
-        vocab_size=50, num_token_ids=47, hidden_size=32, num_layers=2, num_heads=4, num_kv_heads=2, head_dim=8,
-        intermediate_size=40,
-    )  # fmt: skip
+    small = {
+        "vocab_size": 50, "num_token_ids": 47, "hidden_size": 32, "num_layers": 2, "num_heads": 4, "num_kv_heads": 2,
+        "head_dim": 8, "intermediate_size": 40,
+    }  # fmt: skip
     return dataclasses.replace(SIZES[f"tiny-{family}"], **(small | changes))
 
 
 def random_params(sizes, seed=0):
-    """Every leaf random: norm scales and biases too, so that a wrong one shows."""
-    params = init_decoder(sizes, jax.random.key(seed))
-    leaves, tree = jax.tree.flatten(params)
-    keys = jax.random.split(jax.random.key(seed + 1000), len(leaves))
-    noisy = [leaf + 0.2 * jax.random.normal(key, leaf.shape) for leaf, key in zip(leaves, keys)]
-    return jax.tree.unflatten(tree, noisy)
+    """Every leaf random: norm scales and biases too, so that a wrong one shows. By numpy: nothing to compile."""
+    rng = np.random.default_rng(seed)
+
+    def draw(path, shape):
+        name, noise = path[-1].key, rng.normal(size=shape.shape)
+        if name == "scale":
+            return jnp.asarray(1 + 0.2 * noise, jnp.float32)
+        if name == "kernel":
+            return jnp.asarray(noise * sizes.hidden_size**-0.5, jnp.float32)
+        return jnp.asarray(0.2 * noise, jnp.float32)
+
+    return jax.tree.map_with_path(draw, decoder_shapes(sizes))
 
 
 def random_tokens(sizes, *shape, seed=0):

@@ -25,14 +25,16 @@ import json
 from absl import flags
 from turnppo_jax import command_line
 
+_FIRST = command_line.config_flag(), command_line.workdir_flag()  # as if another command had been imported
 _CONFIG = command_line.config_flag()
+_WORKDIR = command_line.workdir_flag()
 _WHAT = flags.DEFINE_enum("what", "print", ["print", "value", "user", "path", "library", "bug", "jax", "stop"], "What.")
 
 
 def main(argv):
     what = _WHAT.value
     if what == "print":
-        print(json.dumps(command_line.finalise(_CONFIG.value)))
+        print(json.dumps(command_line.finalise(_CONFIG.value) | {"workdir": _WORKDIR.value}))
     elif what == "value":
         raise ValueError("env 'sokobn': unknown\\nknown: sokoban")
     elif what == "user":
@@ -91,13 +93,20 @@ def command(tmp_path_factory):
 
 
 def test_config_with_argument_and_overrides_in_any_order(command):
-    done = command("--config.ppo.gamma=1", "--config=config.py:grpo", "--config.ppo.clip=(0.5,0.5)", "--config.limit=4")
+    done = command(
+        "--config.ppo.gamma=1",
+        "--config=config.py:grpo",
+        "--config.ppo.clip=(0.5,0.5)",
+        "--config.limit=4",
+        "--workdir=runs/x",
+    )
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) == {
         "algo": "grpo",
         "seed": 1,
         "ppo": {"gamma": 1.0, "clip": [0.5, 0.5]},
         "limit": 4,
+        "workdir": "runs/x",
     }
 
 

@@ -211,9 +211,7 @@ def test_bfloat16_cache_and_compute():
     cache = init_cache(sizes, 2, 8, jnp.bfloat16)
     model = bind(params, sizes)
     cache = model.prefill(cache, ints(1), tokens[:, :5], ints(5), compute_dtype=jnp.bfloat16)
-    hidden, cache = model.decode(
-        cache, ints(0, tokens[0, 5]), jnp.array([False, True]), compute_dtype=jnp.bfloat16
-    )
+    hidden, cache = model.decode(cache, ints(0, tokens[0, 5]), jnp.array([False, True]), compute_dtype=jnp.bfloat16)
     assert hidden.dtype == cache.k.dtype == jnp.bfloat16
     whole = model.hidden_states(tokens, *whole_row(6), compute_dtype=jnp.bfloat16)
     # bfloat16 keeps 8 bits; values of order 1, two layers

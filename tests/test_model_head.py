@@ -72,9 +72,7 @@ def test_poison_under_padding_touches_nothing():
 
     def run(hidden):
         def loss(params, hidden):
-            logprobs, entropies = token_logprobs(
-                bind(params, SIZES), hidden, targets, 0.9, chunk=4, with_entropy=True
-            )
+            logprobs, entropies = token_logprobs(bind(params, SIZES), hidden, targets, 0.9, chunk=4, with_entropy=True)
             return jnp.sum(logprobs + 0.1 * entropies)
 
         return jax.value_and_grad(loss, (0, 1))(params, hidden)
@@ -121,7 +119,12 @@ def test_bfloat16_operands_float32_results_and_kernel_gradient():
     expected = jnp.sum(dense(rounded, hidden.astype(jnp.float32), targets, 1.0)[0])
     # Products of bfloat16 numbers are exact in float32: only the order of sums differs.
     np.testing.assert_allclose(value, expected, rtol=1e-5)
-    exact = jax.grad(lambda k: jnp.sum(dense(params | {"lm_head": {"kernel": k}}, hidden.astype(jnp.float32), targets, 1.0)[0]))(kernel)  # fmt: skip
+
+    def dense_loss(kernel):
+        tree = params | {"lm_head": {"kernel": kernel}}
+        return jnp.sum(dense(tree, hidden.astype(jnp.float32), targets, 1.0)[0])
+
+    exact = jax.grad(dense_loss)(kernel)
     # 8 bits of d_logits, summed over 16 rows in float32
     np.testing.assert_allclose(d_kernel, exact, rtol=0, atol=0.02 * float(jnp.max(jnp.abs(exact))))
 

@@ -108,7 +108,7 @@ def test_a_window_that_no_layer_uses_is_allowed():
 
 
 def test_unknown_name_lists_the_known():
-    with pytest.raises(ValueError, match="unknown model sizes 'qwen9'.*qwen3-8b"):
+    with pytest.raises(ValueError, match=r"unknown model sizes 'qwen9'.*qwen3-8b"):
         sizes_by_name("qwen9")
 
 

@@ -16,6 +16,7 @@ from turnppo_jax.types import StopReason
 
 SIZES_HERE = dataclasses.replace(SIZES["tiny-qwen3"], vocab_size=64, num_token_ids=60)
 EOS = (7,)
+PLAIN = Sampling()
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +34,7 @@ def text_of(ids):
     return " ".join(str(i) for i in ids)
 
 
-def converse(sampler, prompts, sampling=Sampling(), *, limit=12, stop_strings=(), slots=None, stagger=0):
+def converse(sampler, prompts, sampling=PLAIN, *, limit=12, stop_strings=(), slots=None, stagger=0):
     """Plays prompts[conversation][turn] and returns responses[conversation][turn].
 
     `slots` says which slot a conversation takes; `stagger` holds each conversation back for its number of
@@ -208,7 +209,7 @@ def test_lengths_budgets_and_temperatures_compile_nothing_new(params):
 
 
 def test_what_cannot_be_is_refused_by_name(params):
-    with pytest.raises(ValueError, match="prefill_chunk must be a power of two"):
+    with pytest.raises(ValueError, match="prefill_chunk must be a power of two of at least 16, got 48"):
         SamplerSettings(num_slots=1, context_length=8, prefill_chunk=48)
     with pytest.raises(ValueError, match="num_slots must be at least 1, got 0"):
         SamplerSettings(num_slots=0, context_length=8)

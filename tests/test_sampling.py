@@ -93,12 +93,16 @@ def test_temperature_zero_is_greedy_and_finite():
     logits = jnp.asarray([[1.0, 3.0, 2.0], [5.0, -1.0, 0.0]], jnp.float32)
     tokens, logprobs = draw(logits, jnp.asarray([0.99, 0.5]), temperature=0.0, top_p=1.0, top_k=0)
     assert tokens.tolist() == [1, 0]
-    np.testing.assert_allclose(logprobs, [jax.nn.log_softmax(logits[0])[1], jax.nn.log_softmax(logits[1])[0]], rtol=1e-6)
+    np.testing.assert_allclose(
+        logprobs, [jax.nn.log_softmax(logits[0])[1], jax.nn.log_softmax(logits[1])[0]], rtol=1e-6
+    )
 
 
 def test_the_ends_of_the_unit_interval_stay_inside_the_kept_set():
     logits = jnp.asarray([[-jnp.inf, 0.0, 0.0, -jnp.inf]] * 2, jnp.float32)
-    tokens, _ = draw(logits, jnp.asarray([0.0, np.nextafter(np.float32(1), np.float32(0))]), temperature=1.0, top_p=1.0, top_k=0)
+    tokens, _ = draw(
+        logits, jnp.asarray([0.0, np.nextafter(np.float32(1), np.float32(0))]), temperature=1.0, top_p=1.0, top_k=0
+    )
     assert tokens.tolist() == [1, 2]
 
 
@@ -106,7 +110,10 @@ def test_settings_are_traced_so_one_program_serves_all():
     fresh = jax.jit(lambda *a, **k: sample_tokens(*a, **k))
     for temperature, top_p, top_k in [(1.0, 1.0, 0), (0.5, 0.9, 0), (0.0, 1.0, 5), (1.3, 0.1, 2)]:
         fresh(
-            jnp.zeros((2, 9)), jnp.zeros(2),
-            temperature=np.float32(temperature), top_p=np.float32(top_p), top_k=np.int32(top_k),
+            jnp.zeros((2, 9)),
+            jnp.zeros(2),
+            temperature=np.float32(temperature),
+            top_p=np.float32(top_p),
+            top_k=np.int32(top_k),
         )
     assert fresh._cache_size() == 1

@@ -11,7 +11,7 @@ import jax
 import numpy as np
 import pytest
 
-from turnppo_jax.training.checkpoint import restore_actor_params
+from turnppo_jax.training.checkpoint_reading import restore_actor_params
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 CONFIG = "--config=tests/tiny_config.py"
@@ -78,7 +78,9 @@ def test_killed_in_rollout_update_and_save_and_continued_gives_the_same_bits(str
     assert rows(tmp_path) == rows(straight)
     assert trajectory_files(tmp_path) == trajectory_files(straight)
     for one, other in zip(
-        jax.tree.leaves(restore_actor_params(tmp_path)[0]), jax.tree.leaves(restore_actor_params(straight)[0]), strict=True
+        jax.tree.leaves(restore_actor_params(tmp_path)[0]),
+        jax.tree.leaves(restore_actor_params(straight)[0]),
+        strict=True,
     ):
         np.testing.assert_array_equal(one, other)
 
@@ -103,7 +105,12 @@ def test_workers_chunks_and_delays_change_no_trajectory(straight, tmp_path, flag
 def test_sigterm_keeps_the_last_finished_step_and_the_command_continues(tmp_path):
     command = [sys.executable, "-m", "turnppo_jax.train", CONFIG, f"--workdir={tmp_path}", "--config.steps=100000"]
     process = subprocess.Popen(
-        command, cwd=ROOT, env=os.environ | {"JAX_PLATFORMS": "cpu"}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        command,
+        cwd=ROOT,
+        env=os.environ | {"JAX_PLATFORMS": "cpu"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
     )
     metrics = tmp_path / "metrics.jsonl"
     while process.poll() is None and not (metrics.exists() and metrics.read_text().count("\n") >= 4):
@@ -155,3 +162,13 @@ def test_a_mistake_ends_in_one_line_that_names_it(tmp_path, flags, message):
 def test_without_a_workdir_the_command_says_so():
     done = run(CONFIG)
     assert (done.returncode, done.stderr.strip()) == (2, "error: --workdir=DIR is missing")
+
+
+def test_evaluate_repeats_the_numbers_of_the_run_from_its_checkpoint(straight, tmp_path):
+    done = run(CONFIG, f"--workdir={straight}", f"--output={tmp_path}/numbers.json", module="turnppo_jax.evaluate")
+    assert done.returncode == 0, done.stderr
+    numbers = json.loads((tmp_path / "numbers.json").read_text())
+    assert numbers == {name: value for name, value in rows(straight)[-1].items() if name.startswith("eval/")}
+    missing = run(CONFIG, f"--workdir={straight}", "--step=5", module="turnppo_jax.evaluate")
+    assert missing.returncode == 2
+    assert "no checkpoint of step 5" in missing.stderr

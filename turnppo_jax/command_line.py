@@ -39,14 +39,29 @@ class UserError(ValueError):
 
 
 def config_flag(default: str | None = None) -> flags.FlagHolder:
-    """Defines `--config=FILE.py[:ARGUMENT]` and `--config.a.b=value`; call it once, at import.
+    """Defines `--config=FILE.py[:ARGUMENT]` and `--config.a.b=value`; call it at import.
+
+    Several commands imported in one process share the flag, with the default of the first.
 
     Returns:
       A holder whose `value` is a locked ConfigDict. Without a default the flag must be given.
     """
+    if "config" in flags.FLAGS:
+        return flags.FlagHolder(flags.FLAGS, flags.FLAGS["config"])
     return config_flags.DEFINE_config_file(
         "config", default, "Configuration: a Python file with get_config().", lock_config=True
     )
+
+
+def workdir_flag() -> flags.FlagHolder:
+    """Defines `--workdir=DIR`, the run's directory; several commands imported in one process share it.
+
+    Returns:
+      A holder whose `value` is the text given, None where there is none.
+    """
+    if "workdir" in flags.FLAGS:
+        return flags.FlagHolder(flags.FLAGS, flags.FLAGS["workdir"])
+    return flags.DEFINE_string("workdir", None, "Directory of the run.")
 
 
 def run(main: Callable[[Sequence[str]], Any]) -> None:

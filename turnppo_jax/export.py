@@ -10,14 +10,16 @@ import json
 import os
 import pathlib
 import shutil
-import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from absl import app, flags
+from absl import flags
 
+from turnppo_jax import command_line
 from turnppo_jax.models.checkpoint_files import load_model_config, resolve_model, save_weights
 from turnppo_jax.models.sizes import SIZES, ModelSizes
+from turnppo_jax.rollout.builtin_tokenizer import build_tokenizer
+from turnppo_jax.training.checkpoint import restore_actor_params
 
 _WORKDIR = flags.DEFINE_string("workdir", None, "Run directory with checkpoints.")
 _OUTPUT = flags.DEFINE_string("output", None, "Directory to write.")
@@ -58,7 +60,7 @@ def export_model(
       output: directory; files of the same names are replaced.
       source: directory whose config.json (but for the dtype), generation_config.json and tokenizer files are
         kept; None writes a config.json from the sizes.
-      tokenizer: where there is no source, an object with `save_pretrained(directory)`.
+      tokenizer: where there is no source, a transformers tokenizer to write beside the weights.
       dtype: "float32" or "bfloat16"; None takes the source's, float32 where there is none.
       max_shard_bytes: see `save_weights`.
 
@@ -72,6 +74,9 @@ def export_model(
     if source is None:
         dtype = dtype or "float32"
         config = sizes.to_hf_config(dtype)
+        if tokenizer is not None:
+            # Without them transformers would take the family's own ids and never stop, or stop at a letter.
+            config |= {f"{kind}_token_id": getattr(tokenizer, f"{kind}_token_id") for kind in ("bos", "eos", "pad")}
     else:
         source = pathlib.Path(source)
         if output.resolve() == source.resolve():
@@ -119,15 +124,11 @@ def export_workdir(
     Raises:
       ValueError: no checkpoint, no source, or as `export_model`.
     """
-    from turnppo_jax.training.checkpoint import restore_actor_params
-
     params, sizes, config = restore_actor_params(workdir, step)
     source = source or _model_name(config)
     if source is None:
         raise ValueError(f"{workdir}: the run's config names no model; pass --source")
     if source in SIZES and not pathlib.Path(source).is_dir():
-        from turnppo_jax.rollout.builtin_tokenizer import build_tokenizer
-
         return export_model(params, sizes, output, tokenizer=build_tokenizer(), dtype=dtype)
     return export_model(params, sizes, output, source=resolve_model(source), dtype=dtype)
 
@@ -150,21 +151,14 @@ def _check_same(sizes: ModelSizes, source_sizes: ModelSizes, source: pathlib.Pat
             )
 
 
-def main(argv: list[str]) -> None:
+def main(argv: Sequence[str]) -> None:
     """Checks the flags, exports, prints where."""
-    if len(argv) > 1:
-        raise app.UsageError(f"unexpected argument {argv[1]!r}")
-    try:
-        for flag in (_WORKDIR, _OUTPUT):
-            if not flag.value:
-                raise ValueError(f"flag --{flag.name} is missing")
-        output = export_workdir(
-            _WORKDIR.value, _OUTPUT.value, step=_STEP.value, source=_SOURCE.value, dtype=_DTYPE.value
-        )
-    except (ValueError, OSError) as error:
-        sys.exit(f"export: {error}")
+    for flag in (_WORKDIR, _OUTPUT):
+        if not flag.value:
+            raise command_line.UserError(f"flag --{flag.name} is missing")
+    output = export_workdir(_WORKDIR.value, _OUTPUT.value, step=_STEP.value, source=_SOURCE.value, dtype=_DTYPE.value)
     print(f"export: wrote {output}")
 
 
 if __name__ == "__main__":
-    app.run(main)
+    command_line.run(main)

@@ -63,10 +63,12 @@ class RolloutSettings:
 
     @property
     def limits(self) -> PlayLimits:
+        """Of an episode."""
         return PlayLimits(self.max_turns, self.max_turn_tokens, self.max_retries)
 
     @property
     def sampling(self) -> Sampling:
+        """Of every token."""
         return Sampling(self.temperature, self.top_p, self.top_k)
 
 
@@ -182,8 +184,11 @@ def _env_settings(section: Mapping[str, Any]) -> EnvSettings:
 
 
 def _optimizer(section: Mapping[str, Any], name: str, updates: int) -> OptimizerConfig:
-    if "total_steps" in section:
-        raise UserError(f"{name}.total_steps is computed (steps * epochs * num_minibatches = {updates}); leave it out")
+    if section.get("total_steps", 0) not in (0, updates):
+        raise UserError(
+            f"{name}.total_steps={section['total_steps']} is computed (steps * epochs * num_minibatches = {updates}); "
+            "leave it at 0"
+        )
     return build(OptimizerConfig, {**section, "total_steps": updates}, name)
 
 

@@ -9,9 +9,10 @@ from it. DIR/sft_metrics.jsonl holds what is printed.
 
 import dataclasses
 import pathlib
+from collections.abc import Mapping
 from typing import Any
 
-from absl import flags
+from jax.sharding import Mesh
 
 from turnppo_jax import command_line
 from turnppo_jax.parallel.mesh import make_mesh
@@ -21,7 +22,43 @@ from turnppo_jax.training.json_lines import append_jsonl
 from turnppo_jax.training.warm_start import progress_line, sft_settings, warm_start
 
 _CONFIG = command_line.config_flag()
-_WORKDIR = flags.DEFINE_string("workdir", None, "Directory for the model and the metrics.")
+_WORKDIR = command_line.workdir_flag()
+
+
+def warm_up(
+    policy: Policy, sft: Mapping[str, Any], mesh: Mesh, *, env_id: str, env_kwargs: Mapping[str, Any], seed: int,
+    workdir: pathlib.Path,
+) -> Policy:  # fmt: skip
+    """The policy after the supervised training that `sft` describes; prints it and logs it to `workdir`.
+
+    Args:
+      policy: to begin with.
+      sft: `config.sft`, see `training.warm_start.SFT_DEFAULTS`.
+      mesh: places the parameters.
+      env_id: the environment that demonstrates.
+      env_kwargs: its arguments.
+      seed: of the run.
+      workdir: gets sft_metrics.jsonl.
+
+    Raises:
+      ValueError: one line about the field that is wrong.
+    """
+    sft = sft_settings(sft)
+    workdir.mkdir(parents=True, exist_ok=True)
+    metrics_path = workdir / "sft_metrics.jsonl"
+    metrics_path.unlink(missing_ok=True)  # a second run in the same directory begins anew
+
+    def report(row):
+        print(progress_line(row, sft["steps"]), flush=True)
+        append_jsonl(metrics_path, [row])
+
+    params, history = warm_start(
+        sft, policy.params, policy.sizes, policy.chat, mesh, env_id=env_id, env_kwargs=env_kwargs, seed=seed,
+        report=report,
+    )  # fmt: skip
+    last = history[-1]
+    print(f"sft: {last['sft/demonstrations']} demonstrations, {last['sft/dropped']} longer than a row left out")
+    return dataclasses.replace(policy, params=params)
 
 
 def run(config: dict[str, Any], workdir: pathlib.Path) -> Policy:
@@ -37,28 +74,17 @@ def run(config: dict[str, Any], workdir: pathlib.Path) -> Policy:
     for name in ("seed", "model", "env"):
         if name not in config:
             raise command_line.UserError(f"field config.{name} is missing")
-    sft = sft_settings(config.get("sft", {}))
     model = command_line.build(ModelSettings, config["model"], "config.model")
     mesh = make_mesh(**config.get("mesh", {}))
     policy = load_policy(
         model.name, seed=config["seed"], mesh=mesh, thinking=model.thinking, chat_template=model.chat_template
     )
-    workdir.mkdir(parents=True, exist_ok=True)
-    metrics_path = workdir / "sft_metrics.jsonl"
-    metrics_path.unlink(missing_ok=True)  # a second run in the same directory begins anew
-
-    def report(row):
-        print(progress_line(row, sft["steps"]), flush=True)
-        append_jsonl(metrics_path, [row])
-
-    params, history = warm_start(
-        sft, policy.params, policy.sizes, policy.chat, mesh,
-        env_id=config["env"]["id"], env_kwargs=config["env"].get("kwargs", {}), seed=config["seed"], report=report,
+    env = config["env"]
+    policy = warm_up(
+        policy, config.get("sft", {}), mesh, env_id=env["id"], env_kwargs=env.get("kwargs", {}), seed=config["seed"],
+        workdir=workdir,
     )  # fmt: skip
-    policy = dataclasses.replace(policy, params=params)
     save_policy(policy, workdir / "model")
-    last = history[-1]
-    print(f"sft: {last['sft/demonstrations']} demonstrations, {last['sft/dropped']} longer than a row left out")
     print(f"sft: wrote {workdir / 'model'}")
     return policy
 

@@ -16,32 +16,31 @@ import time
 from typing import Any
 
 import jax
-from absl import flags
+from jax.sharding import Mesh
 
 from turnppo_jax import command_line
 from turnppo_jax.models.critic import init_critic
 from turnppo_jax.parallel.mesh import make_mesh
-from turnppo_jax.parallel.sharding import shard
 from turnppo_jax.policy import Policy, load_policy, save_policy
 from turnppo_jax.rollout.collector import Collector, training_episodes
 from turnppo_jax.rollout.sampler import Sampler
 from turnppo_jax.settings import RunSettings, run_settings
+from turnppo_jax.sft import warm_up
 from turnppo_jax.training.checkpoint import Checkpoints, cut_back
 from turnppo_jax.training.episode_metrics import episode_metrics
 from turnppo_jax.training.evaluation import EvaluationResult, evaluate
-from turnppo_jax.training.json_lines import append_jsonl, write_atomically
+from turnppo_jax.training.json_lines import write_atomically
 from turnppo_jax.training.learner import Learner
 from turnppo_jax.training.metrics import make_writer
 from turnppo_jax.training.stopping import StopRequested, StopSignal
 from turnppo_jax.training.trajectory_log import write_trajectories
-from turnppo_jax.training.warm_start import progress_line, warm_start
 
 _CONFIG = command_line.config_flag()
 _ROLLOUT_COUNTS = (
     "env_errors", "env_timeouts", "dropped_episodes", "context_overflows", "prefill_tokens", "sampled_tokens",
     "discarded_tokens",
 )  # fmt: skip
-_WORKDIR = flags.DEFINE_string("workdir", None, "Directory of the run; an existing one is continued.")
+_WORKDIR = command_line.workdir_flag()
 
 
 def train(config: dict[str, Any], workdir: pathlib.Path) -> None:
@@ -65,7 +64,12 @@ def train(config: dict[str, Any], workdir: pathlib.Path) -> None:
         # The policy that the run begins from, and the models.
         policy = starting_policy(settings, mesh, workdir)
         learner = Learner(
-            policy.sizes, mesh, settings.learner, settings.actor_optimizer, settings.critic_optimizer, seed=settings.seed
+            policy.sizes,
+            mesh,
+            settings.learner,
+            settings.actor_optimizer,
+            settings.critic_optimizer,
+            seed=settings.seed,
         )
         critic_params = None
         if settings.learner.algorithm.has_critic:
@@ -158,37 +162,25 @@ def train(config: dict[str, Any], workdir: pathlib.Path) -> None:
             sys.exit(143)
 
 
-def starting_policy(settings: RunSettings, mesh, workdir: pathlib.Path) -> Policy:
+def starting_policy(settings: RunSettings, mesh: Mesh, workdir: pathlib.Path) -> Policy:
     """The model of the config after its warm start; kept in `workdir/start`, so that it is made once a run."""
-    kept = workdir / "start"
-    if kept.is_dir():
-        return load_policy(str(kept), seed=settings.seed, mesh=mesh, thinking=settings.model.thinking)
-    policy = load_policy(
-        settings.model.name, seed=settings.seed, mesh=mesh, thinking=settings.model.thinking,
-        chat_template=settings.model.chat_template,
-    )  # fmt: skip
-    if not settings.sft["steps"]:
-        return policy
-
-    rows = []
-
-    def report(row):
-        print(progress_line(row, settings.sft["steps"]), flush=True)
-        rows.append(row)
-
-    params, _ = warm_start(
-        settings.sft, policy.params, policy.sizes, policy.chat, mesh, env_id=settings.env.id,
-        env_kwargs=dict(settings.env.kwargs), seed=settings.seed, report=report,
-    )  # fmt: skip
-    policy = dataclasses.replace(policy, params=shard(mesh, params))
-    unfinished = workdir / "start.unfinished"
-    shutil.rmtree(unfinished, ignore_errors=True)
-    save_policy(policy, unfinished)
-    (workdir / "sft_metrics.jsonl").unlink(missing_ok=True)
-    append_jsonl(workdir / "sft_metrics.jsonl", rows)
-    unfinished.rename(kept)
-    # Read back, so that a continued run and this one begin from the same bytes.
-    return load_policy(str(kept), seed=settings.seed, mesh=mesh, thinking=settings.model.thinking)
+    kept, model = workdir / "start", settings.model
+    if not kept.is_dir():
+        policy = load_policy(
+            model.name, seed=settings.seed, mesh=mesh, thinking=model.thinking, chat_template=model.chat_template
+        )
+        if not settings.sft["steps"]:
+            return policy
+        policy = warm_up(
+            policy, settings.sft, mesh, env_id=settings.env.id, env_kwargs=dict(settings.env.kwargs),
+            seed=settings.seed, workdir=workdir,
+        )  # fmt: skip
+        unfinished = workdir / "start.unfinished"
+        shutil.rmtree(unfinished, ignore_errors=True)
+        save_policy(policy, unfinished)
+        unfinished.rename(kept)
+    # Read back also where it was just made, so that a continued run begins from the same bytes.
+    return load_policy(str(kept), seed=settings.seed, mesh=mesh, thinking=model.thinking)
 
 
 def _rollout_metrics(trajectories, counts) -> dict[str, float]:

@@ -34,7 +34,9 @@ def blocked_attention(q: jax.Array, k: jax.Array, v: jax.Array, segment_ids: jax
     kv_heads = k.shape[2]
     # [B, Nkv, G, T, H] and [B, Nkv, T, H]: products then run over contiguous matrices.
     q = jnp.moveaxis(q.reshape(batch, length, kv_heads, heads // kv_heads, head_dim), 1, 3)
-    out = _attention(q, jnp.swapaxes(k, 1, 2), jnp.swapaxes(v, 1, 2), segment_ids)
+    # The barrier makes each transpose once, not anew in every block that reads it.
+    q, k, v = jax.lax.optimization_barrier((q, jnp.swapaxes(k, 1, 2), jnp.swapaxes(v, 1, 2)))
+    out = _attention(q, k, v, segment_ids)
     return jnp.moveaxis(out, 3, 1).reshape(batch, length, heads, head_dim)
 
 

@@ -13,14 +13,12 @@ import jax
 import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
-from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
-from turnppo_jax.models.decoder import decoder_shapes
+from turnppo_jax.models.parameters import decoder_shapes
 from turnppo_jax.models.sizes import ModelSizes
+from turnppo_jax.models.tensor_files import INDEX_FILE, SINGLE_FILE, TensorFiles, read_json
 
-SINGLE_FILE = "model.safetensors"
-INDEX_FILE = "model.safetensors.index.json"
 # Size at which transformers starts a new shard.
 MAX_SHARD_BYTES = 5_000_000_000
 
@@ -61,7 +59,7 @@ def load_model_config(directory: str | os.PathLike) -> tuple[ModelSizes, dict[st
     path = pathlib.Path(directory) / "config.json"
     if not path.is_file():
         raise ValueError(f"no config.json in {directory}")
-    config = _read_json(path)
+    config = read_json(path)
     return ModelSizes.from_hf_config(config), config
 
 
@@ -103,7 +101,7 @@ def load_weights(directory: str | os.PathLike, sizes: ModelSizes, dtype: Any, sh
       ValueError: a tensor that is missing, unknown, doubled or of another shape, a shard that is missing, a
         tied checkpoint whose `lm_head.weight` differs from its embedding; each by name.
     """
-    with _TensorFiles(pathlib.Path(directory)) as files:
+    with TensorFiles(pathlib.Path(directory)) as files:
         return _load(files, sizes, jnp.dtype(dtype), shardings)
 
 
@@ -211,7 +209,7 @@ def _hf_shape(path: str, shape: tuple[int, ...]) -> tuple[int, ...]:
     return _to_hf(path, np.broadcast_to(np.int8(0), shape)).shape
 
 
-def _load(files: "_TensorFiles", sizes: ModelSizes, dtype: np.dtype, shardings: Any) -> dict:
+def _load(files: TensorFiles, sizes: ModelSizes, dtype: np.dtype, shardings: Any) -> dict:
     shapes = decoder_shapes(sizes)
     entries: dict[str, list[tuple[str, int | None]]] = {}
     for name, path, index in _entries(sizes):
@@ -255,63 +253,6 @@ def _load(files: "_TensorFiles", sizes: ModelSizes, dtype: np.dtype, shardings: 
     return jax.tree.map_with_path(place, shapes, shardings)
 
 
-class _TensorFiles:
-    """The safetensors files of a directory, open for reading, with every tensor in exactly one of them."""
-
-    def __init__(self, directory: pathlib.Path):
-        self.directory = directory
-        single, index = directory / SINGLE_FILE, directory / INDEX_FILE
-        if single.is_file() and index.is_file():
-            raise ValueError(f"{directory}: both {SINGLE_FILE} and {INDEX_FILE} are there; keep one")
-        if single.is_file():
-            paths, self._index = [single], None
-        elif index.is_file():
-            self._index = _read_json(index, unique="tensor").get("weight_map")
-            if not isinstance(self._index, dict) or not self._index:
-                raise ValueError(f"{index}: field weight_map is missing or empty")
-            paths = [directory / name for name in sorted(set(self._index.values()))]
-        else:
-            raise ValueError(f"{directory}: no {SINGLE_FILE} and no {INDEX_FILE}")
-        for path in paths:
-            if not path.is_file():
-                raise ValueError(f"{directory}: shard {path.name} is named by {INDEX_FILE} and is missing")
-        self._paths = paths
-
-    def __enter__(self) -> "_TensorFiles":
-        self._home: dict[str, Any] = {}
-        self._open: list[Any] = []
-        for path in self._paths:
-            try:
-                file = safe_open(path, framework="numpy").__enter__()
-            except SafetensorError as error:
-                raise ValueError(f"{path}: not a whole safetensors file: {error}") from error
-            self._open.append(file)
-            for name in file.keys():
-                if name in self._home:
-                    raise ValueError(f"{self.directory}: tensor {name} is doubled, again in {path.name}")
-                if self._index is not None and self._index.get(name) != path.name:
-                    raise ValueError(
-                        f"{self.directory}: tensor {name} stands in {path.name}, but {INDEX_FILE} says "
-                        f"{self._index.get(name)}"
-                    )
-                self._home[name] = file
-        for name in self._index or ():
-            if name not in self._home:
-                raise ValueError(f"{self.directory}: tensor {name} is missing from shard {self._index[name]}")
-        return self
-
-    def __exit__(self, *exception: Any) -> None:
-        for file in self._open:
-            file.__exit__(*exception)
-
-    @property
-    def names(self) -> set[str]:
-        return set(self._home)
-
-    def read(self, name: str) -> np.ndarray:
-        return self._home[name].get_tensor(name)
-
-
 def _plan_shards(
     sizes: ModelSizes, leaves: dict[str, Any], itemsize: int, max_shard_bytes: int
 ) -> list[list[tuple[str, str, int | None]]]:
@@ -339,20 +280,6 @@ def _write_text(path: pathlib.Path, text: str) -> None:
     partial = path.with_name(path.name + ".partial")
     partial.write_text(text + "\n")
     os.replace(partial, path)
-
-
-def _read_json(path: pathlib.Path, unique: str | None = None) -> dict[str, Any]:
-    def pairs(items: list[tuple[str, Any]]) -> dict[str, Any]:
-        seen = dict(items)
-        if unique and len(seen) != len(items):
-            doubled = next(key for key, _ in items if sum(key == other for other, _ in items) > 1)
-            raise ValueError(f"{path}: {unique} {doubled} is doubled")
-        return seen
-
-    try:
-        return json.loads(path.read_text(), object_pairs_hook=pairs)
-    except json.JSONDecodeError as error:
-        raise ValueError(f"{path}: not JSON: {error}") from error
 
 
 def _count(items: list) -> range:

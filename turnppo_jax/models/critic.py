@@ -19,6 +19,7 @@ class ValueHead(nnx.Module):
         self.bias = nnx.Param(params["bias"])
 
     def __call__(self, hidden: jax.Array) -> jax.Array:
+        """[..., D] -> [...] float32."""
         kernel = self.kernel[...].astype(jnp.float32)
         value = jnp.einsum("...d,d->...", hidden.astype(jnp.float32), kernel, precision=jax.lax.Precision.HIGHEST)
         return value + self.bias[...].astype(jnp.float32)

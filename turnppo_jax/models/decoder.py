@@ -8,7 +8,7 @@ compile time does not grow with depth. `bind` wraps them in NNX modules, inside 
 """
 
 import dataclasses
-import zlib
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -20,8 +20,11 @@ from flax import nnx
 from turnppo_jax.models import cache as cache_lib
 from turnppo_jax.models.attention import attention_by_name
 from turnppo_jax.models.cache import Cache
+from turnppo_jax.models.parameters import decoder_shapes, init_decoder
 from turnppo_jax.models.precision import matmul_precision
 from turnppo_jax.models.sizes import ModelSizes
+
+__all__ = ["REMAT_POLICIES", "Decoder", "bind", "decoder_shapes", "init_decoder"]
 
 # What is kept from a layer's forward pass for its backward pass; the rest is computed again.
 REMAT_POLICIES: dict[str, Callable | None] = {
@@ -42,21 +45,29 @@ class Norm(nnx.Module):
         self.eps = eps
 
     def __call__(self, x: jax.Array) -> jax.Array:
+        """[..., n] -> [..., n] in the dtype of x."""
         wide = x.astype(jnp.float32)
         wide = wide * jax.lax.rsqrt(jnp.mean(wide * wide, axis=-1, keepdims=True) + self.eps)
         return (wide * self.scale[...].astype(jnp.float32)).astype(x.dtype)
 
 
 class Linear(nnx.Module):
-    """`einsum(spec, x, kernel) + bias`."""
+    """`x . kernel + bias`, contracting the last `inputs` axes of x with the first of the kernel."""
 
-    def __init__(self, params: Mapping[str, Any], spec: str):
+    def __init__(self, params: Mapping[str, Any], inputs: int = 1):
         self.kernel = nnx.Param(params["kernel"])
         self.bias = nnx.Param(params["bias"]) if "bias" in params else None
-        self.spec = spec
+        self.inputs = inputs
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        y = jnp.einsum(self.spec, x, self.kernel[...], precision=matmul_precision(x.dtype))
+        """[..., inputs] -> [..., outputs] in the dtype of x."""
+        kernel = self.kernel[...]
+        rows, outputs = x.shape[: x.ndim - self.inputs], kernel.shape[self.inputs :]
+        width = math.prod(kernel.shape[: self.inputs])
+        # One product of two matrices: with more axes XLA's CPU compiler makes the weight gradient from transposed
+        # copies, at three times the cost.
+        y = jnp.dot(x.reshape(-1, width), kernel.reshape(width, -1), precision=matmul_precision(x.dtype))
+        y = y.reshape(*rows, *outputs)
         return y if self.bias is None else y + self.bias[...]
 
 
@@ -67,18 +78,19 @@ class Layer(nnx.Module):
         eps = sizes.rms_norm_eps
         attention, mlp = params["attention"], params["mlp"]
         self.attention_norm = Norm(params["attention_norm"], eps)
-        self.q = Linear(attention["q"], "btd,dnh->btnh")
-        self.k = Linear(attention["k"], "btd,dnh->btnh")
-        self.v = Linear(attention["v"], "btd,dnh->btnh")
-        self.o = Linear(attention["o"], "btnh,nhd->btd")
+        self.q = Linear(attention["q"])
+        self.k = Linear(attention["k"])
+        self.v = Linear(attention["v"])
+        self.o = Linear(attention["o"], inputs=2)
         self.q_norm = Norm(attention["q_norm"], eps) if sizes.qk_norm else None
         self.k_norm = Norm(attention["k_norm"], eps) if sizes.qk_norm else None
         self.mlp_norm = Norm(params["mlp_norm"], eps)
-        self.gate = Linear(mlp["gate"], "btd,df->btf")
-        self.up = Linear(mlp["up"], "btd,df->btf")
-        self.down = Linear(mlp["down"], "btf,fd->btd")
+        self.gate = Linear(mlp["gate"])
+        self.up = Linear(mlp["up"])
+        self.down = Linear(mlp["down"])
 
     def __call__(self, x: jax.Array, rotary: tuple[jax.Array, jax.Array], state: Any, mix: Mix):
+        """(x [B, T, D], state) -> the same, after the block; `mix` is its attention."""
         h = self.attention_norm(x)
         q, k, v = self.q(h), self.k(h), self.v(h)
         if self.q_norm is not None:
@@ -290,7 +302,7 @@ def rotate(x: jax.Array, rotary: tuple[jax.Array, jax.Array]) -> jax.Array:
 
 
 def head_product(hidden: jax.Array, kernel: jax.Array) -> jax.Array:
-    """hidden [..., D] times kernel [V, D] -> float32 [..., V]; operands keep their dtype."""
+    """Product of hidden [..., D] and kernel [V, D] -> float32 [..., V]; operands keep their dtype."""
     precision = matmul_precision(hidden.dtype)
     return jnp.einsum("...d,vd->...v", hidden, kernel, precision=precision, preferred_element_type=jnp.float32)
 
@@ -300,75 +312,6 @@ def mask_logits(logits: jax.Array, sizes: ModelSizes) -> jax.Array:
     if sizes.num_token_ids == sizes.vocab_size:
         return logits
     return jnp.where(jnp.arange(sizes.vocab_size) < sizes.num_token_ids, logits, -jnp.inf)
-
-
-def decoder_shapes(sizes: ModelSizes, dtype: jnp.dtype = jnp.float32) -> dict:
-    """The parameter tree as shapes: the one place that says which parameters there are."""
-    d, f, h, v = sizes.hidden_size, sizes.intermediate_size, sizes.head_dim, sizes.vocab_size
-    n, nkv, num_layers = sizes.num_heads, sizes.num_kv_heads, sizes.num_layers
-
-    def leaf(*shape):
-        return jax.ShapeDtypeStruct(shape, dtype)
-
-    def layer_leaf(*shape):
-        return leaf(num_layers, *shape)
-
-    def projection(heads):
-        bias = {"bias": layer_leaf(heads, h)} if sizes.qkv_bias else {}
-        return {"kernel": layer_leaf(d, heads, h)} | bias
-
-    attention = {
-        "q": projection(n),
-        "k": projection(nkv),
-        "v": projection(nkv),
-        "o": {"kernel": layer_leaf(n, h, d)},
-    }
-    if sizes.qk_norm:
-        attention |= {"q_norm": {"scale": layer_leaf(h)}, "k_norm": {"scale": layer_leaf(h)}}
-    params = {
-        "embed": {"embedding": leaf(v, d)},
-        "layers": {
-            "attention_norm": {"scale": layer_leaf(d)},
-            "attention": attention,
-            "mlp_norm": {"scale": layer_leaf(d)},
-            "mlp": {
-                "gate": {"kernel": layer_leaf(d, f)},
-                "up": {"kernel": layer_leaf(d, f)},
-                "down": {"kernel": layer_leaf(f, d)},
-            },
-        },
-        "final_norm": {"scale": leaf(d)},
-    }
-    return params if sizes.tie_word_embeddings else params | {"lm_head": {"kernel": leaf(v, d)}}
-
-
-def init_decoder(sizes: ModelSizes, key: jax.Array, dtype: jnp.dtype = jnp.float32) -> dict:
-    """Fresh parameters: norms 1, biases 0, embedding and head of standard deviation 0.02.
-
-    Kernels have standard deviation `1 / sqrt(fan_in)`, the two that write to the residual stream
-    `1 / sqrt(2 L fan_in)`, so that its variance does not grow with depth. Each leaf's key is folded from its
-    path: adding a parameter changes no other.
-    """
-    fan_in = {
-        "q": sizes.hidden_size, "k": sizes.hidden_size, "v": sizes.hidden_size, "gate": sizes.hidden_size,
-        "up": sizes.hidden_size, "o": sizes.num_heads * sizes.head_dim, "down": sizes.intermediate_size,
-    }  # fmt: skip
-
-    def init(path, shape):
-        names = [entry.key for entry in path]
-        if names[-1] == "scale":
-            return jnp.ones(shape.shape, dtype)
-        if names[-1] == "bias":
-            return jnp.zeros(shape.shape, dtype)
-        deviation = 0.02
-        if names[-2] in fan_in:
-            deviation = fan_in[names[-2]] ** -0.5
-        if names[-2] in ("o", "down"):
-            deviation *= (2 * sizes.num_layers) ** -0.5
-        leaf_key = jax.random.fold_in(key, zlib.crc32("/".join(names).encode()))
-        return (deviation * jax.random.normal(leaf_key, shape.shape, jnp.float32)).astype(dtype)
-
-    return jax.tree.map_with_path(init, decoder_shapes(sizes, dtype))
 
 
 def bind(params: Mapping[str, Any], sizes: ModelSizes) -> Decoder:

@@ -21,7 +21,9 @@ def token_logprobs(
 ) -> jax.Array | tuple[jax.Array, jax.Array]:
     """Log-probability of each target under `softmax(logits / temperature)`.
 
-        logprob[b, a] = z[y] - logsumexp(z),   entropy[b, a] = -sum_v p_v log p_v,   z = logits(hidden[b, a]) / temperature
+        z = logits(hidden[b, a]) / temperature
+        logprob[b, a] = z[targets[b, a]] - logsumexp(z)
+        entropy[b, a] = -sum_v p_v log p_v,  p = softmax(z)
 
     The head runs over `chunk` columns at a time and again in the backward pass, so that [B, A, V] never exists
     whole. The gradient of the head's kernel is summed in float32 whatever the dtype of hidden.

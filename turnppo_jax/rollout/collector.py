@@ -99,9 +99,7 @@ def training_episodes(seed: int, step: int, num_prompts: int, group_size: int) -
 def evaluation_episodes(seed: int, num_seeds: int, samples: int) -> list[Episode]:
     """Environment seeds 0..num_seeds-1, each played `samples` times; the same at every step of a run."""
     keys = episode_keys(seed, _EVAL_STREAM, 0, num_seeds * samples)
-    return [
-        Episode(index=i, seed=i // samples, group=i // samples, key=keys[i]) for i in range(num_seeds * samples)
-    ]
+    return [Episode(index=i, seed=i // samples, group=i // samples, key=keys[i]) for i in range(num_seeds * samples)]
 
 
 def _environment_seed(seed: int, step: int, group: int) -> int:

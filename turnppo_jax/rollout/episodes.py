@@ -84,7 +84,9 @@ def play_episodes(
 
     Args:
       episodes: what to play, in order of start.
-      scheduler, pool, chat: who samples, who answers, who translates.
+      scheduler: who samples.
+      pool: who answers; one environment for each slot of the sampler.
+      chat: who translates.
       limits: see PlayLimits.
       policy_step: recorded with each turn.
       on_finished: called with (episodes finished, episodes in all).
@@ -179,9 +181,7 @@ class _Player:
         room = self._scheduler.room(reply.index) - len(prompt_ids)
         if reply.truncated or len(running.turns) >= self._limits.max_turns or room < 1:
             self.counts["context_overflows"] += room < 0
-            self._end(
-                reply.index, terminated=False, truncated=True, final_prompt_ids=prompt_ids if room >= 0 else None
-            )
+            self._end(reply.index, terminated=False, truncated=True, final_prompt_ids=prompt_ids if room >= 0 else None)
             return
         running.observation = reply.observation
         self._ask(reply.index, running, prompt_ids)

@@ -52,7 +52,7 @@ class SamplerSettings:
                 raise ValueError(f"sampler.{name} must be at least 1, got {getattr(self, name)}")
         if self.prefill_chunk < _SMALLEST_BUCKET or self.prefill_chunk & (self.prefill_chunk - 1):
             raise ValueError(
-                f"sampler.prefill_chunk must be a power of two and at least {_SMALLEST_BUCKET}, got {self.prefill_chunk}"
+                f"sampler.prefill_chunk must be a power of two of at least {_SMALLEST_BUCKET}, got {self.prefill_chunk}"
             )
         if self.compute_dtype not in ("float32", "bfloat16"):
             raise ValueError(f"sampler.compute_dtype must be float32 or bfloat16, got {self.compute_dtype}")
@@ -204,6 +204,9 @@ class Sampler:
             raise ValueError("the sampler has no weights yet: call set_params first")
         if self._cache is None:
             self._cache = init_cache(
-                self.sizes, self.settings.num_slots, self.settings.context_length, jnp.dtype(self.settings.compute_dtype)
+                self.sizes,
+                self.settings.num_slots,
+                self.settings.context_length,
+                jnp.dtype(self.settings.compute_dtype),
             )
         return self._cache

@@ -36,9 +36,7 @@ def sample_tokens(logits, uniforms, *, temperature, top_p, top_k):
     peak = jnp.max(scaled, axis=-1, keepdims=True)
     weights = jnp.exp(scaled - peak)
     total = jnp.sum(weights, axis=-1)
-    kept = jax.lax.cond(
-        (top_p < 1.0) | (top_k > 0), lambda w: _restrict(w, top_p, top_k), lambda w: w, weights
-    )
+    kept = jax.lax.cond((top_p < 1.0) | (top_k > 0), lambda w: _restrict(w, top_p, top_k), lambda w: w, weights)
     drawn = _invert_cumulative(kept, uniforms)
     tokens = jnp.where(temperature > 0, drawn, jnp.argmax(scaled, axis=-1).astype(jnp.int32))
     chosen = jnp.take_along_axis(scaled, tokens[:, None], axis=-1)[:, 0]
@@ -85,7 +83,7 @@ def _keep_smallest_prefix(weights, measure, bound):
 
     rows = weights.shape[:1]
     one = jax.lax.bitcast_convert_type(jnp.float32(1.0), jnp.int32)
-    low, high = jax.lax.while_loop(
+    _, high = jax.lax.while_loop(
         lambda interval: jnp.any(interval[1] - interval[0] > 1), halve, (jnp.full(rows, -1), jnp.full(rows, one))
     )
     threshold = jax.lax.bitcast_convert_type(high, jnp.float32)[:, None]

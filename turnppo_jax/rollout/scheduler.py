@@ -78,10 +78,13 @@ class Scheduler:
         self._eos = frozenset(int(i) for i in sampler.eos_ids)
         self._slots: list[_Slot | None] = [None] * sampler.settings.num_slots
         self._in_flight = None
-        self.counts = collections.Counter()  # prefill_tokens, prefill_calls, sampled_tokens, discarded_tokens, decode_calls
+        self.counts = (
+            collections.Counter()
+        )  # prefill_tokens, prefill_calls, sampled_tokens, discarded_tokens, decode_calls
 
     @property
     def context_length(self) -> int:
+        """Tokens that a conversation may have, `C`."""
         return self._sampler.settings.context_length
 
     @property

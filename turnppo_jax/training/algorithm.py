@@ -137,6 +137,11 @@ class AlgorithmConfig:
             )
         if self.estimator == "group" and (self.share_backbone or self.critic_warmup_steps):
             raise ValueError("estimator='group' has no critic; allowed: share_backbone=False, critic_warmup_steps=0")
+        if self.share_backbone and self.critic_warmup_steps:
+            raise ValueError(
+                f"critic_warmup_steps={self.critic_warmup_steps} with share_backbone=True; allowed: 0 "
+                "(one backward pass serves both)"
+            )
 
     @property
     def has_critic(self) -> bool:

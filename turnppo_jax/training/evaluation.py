@@ -123,6 +123,10 @@ def _summary(
     text = f"success {rate} x {samples}, return {mean.mean:.2f} [{mean.low:.2f}, {mean.high:.2f}]"
     if samples > 1:
         best = pass_at_k_interval(success, samples)
-        rows |= {f"pass_at_{samples}": best.mean, f"pass_at_{samples}_low": best.low, f"pass_at_{samples}_high": best.high}
+        rows |= {
+            f"pass_at_{samples}": best.mean,
+            f"pass_at_{samples}_low": best.low,
+            f"pass_at_{samples}_high": best.high,
+        }
         text += f", pass@{samples} {best.mean:.3f} [{best.low:.3f}, {best.high:.3f}]"
     return rows, f"{text}, valid answers {1 - episodes['episode/invalid_action_rate']:.3f}"

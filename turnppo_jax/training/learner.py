@@ -17,7 +17,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from turnppo_jax.models.sizes import ModelSizes
 from turnppo_jax.parallel.sharding import shard
 from turnppo_jax.training import scoring, update
-from turnppo_jax.training.advantages import empty_table
+from turnppo_jax.training.advantages import RolloutTable, empty_table
 from turnppo_jax.training.batching import PackingStats, kept_turns, pack
 from turnppo_jax.training.forward import LearnerSettings
 from turnppo_jax.training.optimizer import ModelState, OptimizerConfig, init_state, learning_rate, make_optimizer
@@ -164,7 +164,7 @@ class Learner:
         minibatches = self._minibatches(trajectories, step)
         packed = time.perf_counter()
 
-        table = self._replicate(empty_table(self._shape, self._cfg))
+        table = self._replicate(self.empty_table())
         scored = []
         for mini in minibatches:
             table = self._score(actor, critic, mini, table, temperature, ref_params, scored)
@@ -222,6 +222,10 @@ class Learner:
             turn_advantages=_by_turn(trajectories, estimated.turn_advantages),
         )
         return actor, critic, result
+
+    def empty_table(self) -> RolloutTable:
+        """The rollout's table before any minibatch is in it."""
+        return empty_table(self._shape, self._cfg)
 
     def compile_counts(self) -> dict[str, int]:
         """How many shapes each program has been compiled for."""

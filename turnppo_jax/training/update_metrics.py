@@ -53,7 +53,12 @@ def join_updates(updates: Sequence[Sums]) -> dict[str, float]:
 
 
 def scoring_metrics(scored: Sequence[Sums]) -> dict[str, float]:
-    """Entropy and the gap between sampler and learner, over the sampled tokens of the rollout."""
+    """Entropy and the gap between sampler and learner, over the sampled tokens of what was scored.
+
+    Args:
+      scored: sums of the scoring pass by minibatch, or of the first update where there is no such pass: later ones
+        would measure what the updates have changed.
+    """
     tokens = sum(float(sums.get("num_tokens", 0.0)) for sums in scored)
     if not tokens or "gap_sum" not in scored[0]:
         return {}

@@ -1,0 +1,54 @@
+"""Sokoban with a pretrained checkpoint: full instructions, thinking block, several actions a turn.
+
+    python -m turnppo_jax.train --config=configs/sokoban.py --workdir=runs/sokoban --config.model.name=MODEL
+
+MODEL is a directory in Hugging Face format or a hub id (Qwen2.5, Qwen3, SmolLM2 and other Llama decoders). The settings
+of algorithm and optimizers are those of Turn-PPO (arXiv 2512.17008): gamma .99, lambda .9, clip .2, actor 1e-6,
+critic 1e-5. The sizes are for one small machine: 16 episodes a step, in float32. `:algo=token_ppo` and `:algo=grpo` as
+in quickstart.
+"""
+
+from ml_collections import ConfigDict
+
+from configs.sections import parse_algo, section, sft_section
+from turnppo_jax.rollout.sampler import SamplerSettings
+from turnppo_jax.settings import CheckpointSettings, ModelSettings, RolloutSettings, RowSettings
+from turnppo_jax.training.algorithm import ALGORITHMS, AlgorithmConfig
+from turnppo_jax.training.evaluation import EvaluationSettings
+from turnppo_jax.training.forward import ForwardSettings
+from turnppo_jax.training.optimizer import OptimizerConfig
+
+
+def get_config(argument: str = "") -> ConfigDict:
+    """The config; `argument` is "" or "algo=NAME"."""
+    algorithm = section(AlgorithmConfig, **{"num_minibatches": 4} | ALGORITHMS[parse_algo(argument)])
+    config = ConfigDict()
+    config.seed = 0
+    config.steps = 200
+    config.writers = ("jsonl", "tensorboard", "console")
+    config.model = section(ModelSettings, name="Qwen/Qwen2.5-0.5B-Instruct")
+    config.env = ConfigDict(
+        {
+            "id": "sokoban",
+            "kwargs": {"prompt": "full", "actions_per_turn": 5},
+            "eval_kwargs": {"split": "eval"},
+            "num_workers": 1,
+            "reset_timeout_s": 60.0,
+            "step_timeout_s": 60.0,
+        }
+    )
+    config.sampler = section(
+        SamplerSettings, num_slots=16, context_length=2048, decode_chunk=16, prefill_chunk=512, prefill_rows=2
+    )
+    config.rollout = section(RolloutSettings, num_prompts=16 // algorithm.group_size, max_turns=5, max_turn_tokens=128)
+    config.rows = section(RowSettings, micro_rows=1)
+    config.forward = section(ForwardSettings, remat="full")
+    config.algorithm = algorithm
+    # total_steps is computed from steps, epochs and minibatches.
+    config.actor_optimizer = section(OptimizerConfig, learning_rate=1e-6)
+    config.critic_optimizer = section(OptimizerConfig, learning_rate=1e-5)
+    # Off: `python -m turnppo_jax.sft` with this config warms a model up once for several runs.
+    config.sft = sft_section(steps=0, learning_rate=1e-5, rows=4, row_tokens=2048, remat="full")
+    config.evaluation = section(EvaluationSettings, every=20, num_seeds=256, greedy=False)
+    config.checkpoint = section(CheckpointSettings, save_every=20)
+    return config

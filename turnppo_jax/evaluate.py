@@ -1,0 +1,88 @@
+"""Command: evaluates a policy on fixed held-out seeds, with n and 95 % intervals.
+
+    python -m turnppo_jax.evaluate --config=configs/NAME.py [--workdir=DIR [--step=N]] [--config.evaluation.samples=8]
+
+With --workdir it takes the newest checkpoint of that run (or step N), without one `config.model.name`.
+--output=FILE also writes the numbers as JSON.
+"""
+
+import json
+import pathlib
+from typing import Any
+
+from absl import flags
+
+from turnppo_jax import command_line
+from turnppo_jax.parallel.mesh import make_mesh
+from turnppo_jax.parallel.sharding import shardings
+from turnppo_jax.policy import load_policy
+from turnppo_jax.rollout.collector import Collector
+from turnppo_jax.rollout.sampler import Sampler
+from turnppo_jax.settings import run_settings
+from turnppo_jax.training.checkpoint_reading import restore_actor_params
+from turnppo_jax.training.evaluation import EvaluationResult, evaluate
+from turnppo_jax.training.json_lines import write_atomically
+
+_CONFIG = command_line.config_flag()
+_WORKDIR = command_line.workdir_flag()
+_STEP = flags.DEFINE_integer("step", None, "Which checkpoint of the run; default the newest.")
+_OUTPUT = flags.DEFINE_string("output", None, "A JSON file for the numbers.")
+
+
+def run(config: dict[str, Any], workdir: pathlib.Path | None, step: int | None) -> EvaluationResult:
+    """Evaluates the model of the config, or of a run's checkpoint.
+
+    Args:
+      config: finalised, plain types.
+      workdir: of a run, or None.
+      step: of the run's checkpoint, None for the newest.
+
+    Raises:
+      UserError, ValueError: one line about the field that is wrong.
+    """
+    settings = run_settings(config)
+    if step is not None and workdir is None:
+        raise command_line.UserError(f"--step={step} needs --workdir=DIR")
+    mesh = make_mesh(**settings.mesh)
+    start = workdir / "start" if workdir else None
+    name = str(start) if start and start.is_dir() else settings.model.name
+    policy = load_policy(
+        name,
+        seed=settings.seed,
+        mesh=mesh,
+        thinking=settings.model.thinking,
+        chat_template=settings.model.chat_template,
+    )
+    params, sizes = policy.params, policy.sizes
+    if workdir is not None:
+        params, sizes, _ = restore_actor_params(workdir, step, shardings=lambda shapes: shardings(mesh, shapes))
+        if sizes != policy.sizes:
+            raise command_line.UserError(
+                f"the checkpoint in {workdir} holds another model than config.model.name={name}"
+            )
+    sampler = Sampler(sizes, mesh, settings.sampler, policy.chat.eos_ids)
+    with Collector(
+        sampler, policy.chat, settings.eval_env, settings.rollout.limits, stop_strings=settings.rollout.stop_strings
+    ) as examinees:
+        return evaluate(
+            examinees,
+            params,
+            settings.evaluation,
+            env_id=settings.eval_env.id,
+            seed=settings.seed,
+            policy_step=step or 0,
+        )
+
+
+def main(_) -> None:
+    """Evaluates as the flags say."""
+    workdir = pathlib.Path(_WORKDIR.value) if _WORKDIR.value else None
+    result = run(command_line.finalise(_CONFIG.value), workdir, _STEP.value)
+    for line in result.lines:
+        print(line)
+    if _OUTPUT.value:
+        write_atomically(pathlib.Path(_OUTPUT.value), (json.dumps(result.metrics, indent=2) + "\n").encode())
+
+
+if __name__ == "__main__":
+    command_line.run(main)
