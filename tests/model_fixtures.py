@@ -1,12 +1,13 @@
 """Small models and rows for the tests of the model."""
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from turnppo_jax.models.decoder import decoder_shapes
+from turnppo_jax.models.decoder import bind, decoder_shapes
 from turnppo_jax.models.sizes import SIZES
 
 FAMILIES = ("qwen2", "qwen3", "llama")
@@ -38,6 +39,19 @@ def random_params(sizes, seed=0):
 
 def random_tokens(sizes, *shape, seed=0):
     return np.random.default_rng(seed).integers(0, sizes.num_token_ids, shape).astype(np.int32)
+
+
+@functools.cache
+def _hidden_program(sizes, options):
+    def run(params, *row):
+        return bind(params, sizes).hidden_states(*row, **dict(options))
+
+    return jax.jit(run)
+
+
+def hidden_states(params, sizes, *row, **options):
+    """`Decoder.hidden_states` of (tokens, positions, segment_ids), compiled once for each sizes and options."""
+    return _hidden_program(sizes, tuple(sorted(options.items())))(params, *row)
 
 
 def whole_row(length, start=0):

@@ -8,7 +8,7 @@ import sys
 
 
 def test_sharded_equals_unsharded():
-    """Two training steps on data=2, fsdp=2 and on one device: the same parameters, the same metrics, one compilation."""
+    """Two training steps on data=2, fsdp=2 and on one device: equal parameters and metrics, one compilation."""
     env = os.environ | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": "--xla_force_host_platform_device_count=4"}
     command = [sys.executable, "-m", "tests.learner_on_mesh"]
     root = pathlib.Path(__file__).resolve().parents[1]

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tests.model_fixtures import FAMILIES, random_params, random_tokens, small_sizes, whole_row
+from tests.model_fixtures import FAMILIES, hidden_states, random_params, random_tokens, small_sizes, whole_row
 from turnppo_jax.models import cache as cache_lib
 from turnppo_jax.models.cache import Cache, init_cache
 from turnppo_jax.models.decoder import bind, decoder_shapes
@@ -17,9 +17,9 @@ TOLERANCE = 2e-5
 
 
 @functools.cache
-def programs(sizes):
-    prefill = jax.jit(lambda params, *args: bind(params, sizes).prefill(*args))
-    decode = jax.jit(lambda params, *args: bind(params, sizes).decode(*args))
+def programs(sizes, dtype=jnp.float32):
+    prefill = jax.jit(lambda params, *args: bind(params, sizes).prefill(*args, compute_dtype=dtype))
+    decode = jax.jit(lambda params, *args: bind(params, sizes).decode(*args, compute_dtype=dtype))
     whole = jax.jit(lambda params, *args: bind(params, sizes).hidden_states(*args))
     return prefill, decode, whole
 
@@ -34,16 +34,16 @@ def padded(rows, width, fill=0):
 
 def dirty(cache, seed=0):
     """An empty cache full of noise."""
-    keys = jax.random.split(jax.random.key(seed))
-    k, v = (jax.random.normal(key, x.shape).astype(x.dtype) for key, x in zip(keys, (cache.k, cache.v)))
+    rng = np.random.default_rng(seed)
+    k, v = (jnp.asarray(rng.normal(size=x.shape).astype(np.float32)) for x in (cache.k, cache.v))
     return dataclasses.replace(cache, k=k, v=v)
 
 
 def by_position(cache):
     """(k, v) as [L, S, Nkv, positions, H], whatever the layout of blocks."""
-    k, v = jnp.moveaxis(cache.k, 1, 3), jnp.moveaxis(cache.v, 1, 3)  # [L, S, Nkv, blocks, ...]
+    k, v = (np.moveaxis(np.asarray(x), 1, 3) for x in (cache.k, cache.v))  # [L, S, Nkv, blocks, ...]
     shape = (*v.shape[:3], -1, v.shape[-1])
-    return np.asarray(jnp.swapaxes(k, -1, -2).reshape(shape)), np.asarray(v.reshape(shape))
+    return np.swapaxes(k, -1, -2).reshape(shape), v.reshape(shape)
 
 
 def written(before, after):
@@ -136,9 +136,7 @@ def sampled(sizes, params, slots, prompts, others, num_slots, capacity, seed):
     prefill, decode, _ = programs(sizes)
     cache = dirty(init_cache(sizes, num_slots, capacity), seed)
     rest = [slot for slot in range(num_slots) if slot not in slots]
-    for slot, row in zip(rest, others):
-        cache = prefill(params, cache, ints(slot, -1), padded([row, row], 8), ints(len(row), 0))
-    for slot, row in zip(slots, prompts):
+    for slot, row in [*zip(rest, others), *zip(slots, prompts)]:
         cache = prefill(params, cache, ints(slot, -1), padded([row, row], 8), ints(len(row), 0))
     out, rng = [], np.random.default_rng(seed)
     for step in range(6):
@@ -151,7 +149,7 @@ def sampled(sizes, params, slots, prompts, others, num_slots, capacity, seed):
     return np.stack(out, axis=1)
 
 
-@pytest.mark.parametrize(("num_slots", "capacity"), [(4, 20), (5, 70), (16, 256)])
+@pytest.mark.parametrize(("num_slots", "capacity"), [(5, 70), (16, 256)])
 def test_a_row_keeps_its_bits_whatever_else_the_cache_holds(num_slots, capacity):
     sizes = small_sizes("qwen3")
     params = random_params(sizes)
@@ -209,11 +207,11 @@ def test_bfloat16_cache_and_compute():
     sizes = small_sizes()
     params, tokens = random_params(sizes), random_tokens(sizes, 1, 6)
     cache = init_cache(sizes, 2, 8, jnp.bfloat16)
-    model = bind(params, sizes)
-    cache = model.prefill(cache, ints(1), tokens[:, :5], ints(5), compute_dtype=jnp.bfloat16)
-    hidden, cache = model.decode(cache, ints(0, tokens[0, 5]), jnp.array([False, True]), compute_dtype=jnp.bfloat16)
+    prefill, decode, _ = programs(sizes, jnp.bfloat16)
+    cache = prefill(params, cache, ints(1), tokens[:, :5], ints(5))
+    hidden, cache = decode(params, cache, ints(0, tokens[0, 5]), np.array([False, True]))
     assert hidden.dtype == cache.k.dtype == jnp.bfloat16
-    whole = model.hidden_states(tokens, *whole_row(6), compute_dtype=jnp.bfloat16)
+    whole = hidden_states(params, sizes, tokens, *whole_row(6), compute_dtype=jnp.bfloat16)
     # bfloat16 keeps 8 bits; values of order 1, two layers
     np.testing.assert_allclose(hidden[1].astype(jnp.float32), whole[0, 5].astype(jnp.float32), rtol=0, atol=0.1)
 

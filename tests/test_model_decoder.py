@@ -1,9 +1,11 @@
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tests.model_fixtures import FAMILIES, random_params, random_tokens, small_sizes, whole_row
+from tests.model_fixtures import FAMILIES, hidden_states, random_params, random_tokens, small_sizes, whole_row
 from tests.model_oracle import forward
 from turnppo_jax.models.attention import ATTENTION
 from turnppo_jax.models.decoder import (
@@ -22,8 +24,8 @@ def test_forward_equals_the_float64_oracle(family, theta, start):
     sizes = small_sizes(family, rope_theta=theta)
     params, tokens = random_params(sizes), random_tokens(sizes, 1, 11)
     positions, segment_ids = whole_row(11, start)
+    hidden = hidden_states(params, sizes, tokens, positions, segment_ids)
     model = bind(params, sizes)
-    hidden = model.hidden_states(tokens, positions, segment_ids)
     expected_hidden, expected_logits = forward(params, sizes, tokens[0], np.asarray(positions[0]))
     # Two layers of float32 sums over at most 40 terms of order 1: 2e-5. At position 5,000 float32 angles are off by
     # up to 2.4e-4, which turns into as much in a head's scores.
@@ -38,7 +40,7 @@ def test_theta_and_positions_reach_the_rotation():
     params = random_params(small_sizes())
 
     def run(theta, positions):
-        return bind(params, small_sizes(rope_theta=theta)).hidden_states(tokens, positions, segment_ids)
+        return hidden_states(params, small_sizes(rope_theta=theta), tokens, positions, segment_ids)
 
     base = run(1e4, positions)
     assert float(jnp.max(jnp.abs(base - run(5e6, positions)))) > 1e-2
@@ -86,10 +88,10 @@ def test_packed_equals_alone_and_documents_do_not_leak(attention, family):
 def test_causal():
     sizes = small_sizes()
     tokens = random_tokens(sizes, 1, 10)
-    model = bind(random_params(sizes), sizes)
-    before = model.hidden_states(tokens, *whole_row(10))
+    params = random_params(sizes)
+    before = hidden_states(params, sizes, tokens, *whole_row(10))
     tokens[0, 6] = (tokens[0, 6] + 1) % sizes.num_token_ids
-    after = model.hidden_states(tokens, *whole_row(10))
+    after = hidden_states(params, sizes, tokens, *whole_row(10))
     np.testing.assert_array_equal(before[:, :6], after[:, :6])
     assert np.max(np.abs(before[:, 6:] - after[:, 6:])) > 1e-2
 
@@ -98,7 +100,7 @@ def test_garbage_token_ids_under_padding_stay_finite():
     sizes = small_sizes()
     tokens = jnp.array([[3, 4, -1, 10**6]], jnp.int32)
     segment_ids = jnp.array([[1, 1, 0, 0]], jnp.int32)
-    hidden = bind(random_params(sizes), sizes).hidden_states(tokens, jnp.zeros((1, 4), jnp.int32), segment_ids)
+    hidden = hidden_states(random_params(sizes), sizes, tokens, jnp.zeros((1, 4), jnp.int32), segment_ids)
     assert np.all(np.isfinite(hidden))
 
 
@@ -133,7 +135,7 @@ def test_every_parameter_gets_a_gradient(family):
         model = bind(params, sizes)
         return jnp.sum(jnp.sin(model.logits(model.hidden_states(tokens, *whole_row(50)))))
 
-    gradients = jax.grad(loss)(params)
+    gradients = jax.jit(jax.grad(loss))(params)
     jax.tree.map_with_path(lambda path, g: None if np.any(g != 0) else pytest.fail(str(path)), gradients)
 
 
@@ -147,8 +149,8 @@ def test_tied_embedding_gets_gradient_from_both_uses():
         return jnp.sum(jnp.sin(bind(params | {"embed": {"embedding": head}}, sizes).logits(hidden)[..., :47]))
 
     embedding = params["embed"]["embedding"]
-    one, two = jax.grad(loss, (0, 1))(embedding, embedding)
-    both = jax.grad(lambda e: loss(e, e))(embedding)
+    one, two = jax.jit(jax.grad(loss, (0, 1)))(embedding, embedding)
+    both = jax.jit(jax.grad(lambda e: loss(e, e)))(embedding)
     assert np.any(one != 0) and np.any(two != 0)
     np.testing.assert_allclose(both, one + two, rtol=1e-5, atol=1e-5)
 
@@ -158,9 +160,8 @@ def test_bfloat16_compute_keeps_state_norms_and_logits_float32():
     params, tokens = random_params(sizes), random_tokens(sizes, 1, 12)
 
     def run(dtype):
-        model = bind(params, sizes)
-        hidden = model.hidden_states(tokens, *whole_row(12), compute_dtype=dtype)
-        return hidden, model.logits(hidden)
+        hidden = hidden_states(params, sizes, tokens, *whole_row(12), compute_dtype=dtype)
+        return hidden, bind(params, sizes).logits(hidden)
 
     wide, wide_logits = run(jnp.float32)
     hidden, logits = run(jnp.bfloat16)
@@ -168,8 +169,12 @@ def test_bfloat16_compute_keeps_state_norms_and_logits_float32():
     # bfloat16 keeps 8 bits: a per cent or two of values of order 1 after two layers; and it must differ.
     assert 1e-4 < float(jnp.max(jnp.abs(hidden.astype(jnp.float32) - wide))) < 0.3
     assert float(jnp.mean(jnp.abs(logits[..., :47] - wide_logits[..., :47]))) < 0.1
-    gradients = jax.grad(lambda p: jnp.sum(bind(p, sizes).hidden_states(
-        tokens, *whole_row(12), compute_dtype=jnp.bfloat16).astype(jnp.float32) ** 3))(params)  # fmt: skip
+
+    def loss(params):
+        hidden = bind(params, sizes).hidden_states(tokens, *whole_row(12), compute_dtype=jnp.bfloat16)
+        return jnp.sum(hidden.astype(jnp.float32) ** 3)
+
+    gradients = jax.jit(jax.grad(loss))(params)
     assert {leaf.dtype for leaf in jax.tree.leaves(gradients)} == {jnp.dtype(jnp.float32)}
 
 
@@ -208,7 +213,8 @@ def test_compile_size_does_not_grow_with_depth():
 
 def test_init():
     sizes = small_sizes("qwen2", hidden_size=64, num_layers=3)
-    params = init_decoder(sizes, jax.random.key(0))
+    init = jax.jit(init_decoder, static_argnums=0)
+    params = init(sizes, jax.random.key(0))
     assert jax.tree.map(lambda a: (a.shape, a.dtype), params) == jax.tree.map(
         lambda a: (a.shape, a.dtype), decoder_shapes(sizes)
     )
@@ -218,12 +224,10 @@ def test_init():
     np.testing.assert_allclose(np.std(attention["q"]["kernel"]), 64**-0.5, rtol=0.03)
     np.testing.assert_allclose(np.std(attention["o"]["kernel"]), (32 * 6) ** -0.5, rtol=0.03)
     np.testing.assert_allclose(np.std(params["embed"]["embedding"]), 0.02, rtol=0.03)
-    again = init_decoder(sizes, jax.random.key(0))
+    again = init(sizes, jax.random.key(0))
     jax.tree.map(np.testing.assert_array_equal, params, again)
     # Keys follow the path: a head more changes no other parameter.
-    untied = init_decoder(
-        small_sizes("qwen2", hidden_size=64, num_layers=3, tie_word_embeddings=False), jax.random.key(0)
-    )
+    untied = init(dataclasses.replace(sizes, tie_word_embeddings=False), jax.random.key(0))
     np.testing.assert_array_equal(untied["embed"]["embedding"], params["embed"]["embedding"])
     assert np.any(untied["lm_head"]["kernel"] != params["embed"]["embedding"])
     assert np.any(attention["q"]["kernel"][0] != attention["q"]["kernel"][1])

@@ -36,8 +36,7 @@ def test_golden():
         np.testing.assert_allclose(out, [[expected]], atol=5e-5)  # four decimals given
 
 
-@pytest.mark.parametrize("chunk", [1, 3, 10, 128])
-@pytest.mark.parametrize("temperature", [0.5, 1.0, 1.3])
+@pytest.mark.parametrize(("chunk", "temperature"), [(1, 0.5), (3, 1.3), (10, 0.7), (128, 1.0)])
 def test_chunks_equal_dense_values_and_gradients(chunk, temperature):
     params, hidden, targets = inputs()
     weights = jax.random.normal(jax.random.key(5), (2, 2, 10))
@@ -75,7 +74,7 @@ def test_poison_under_padding_touches_nothing():
             logprobs, entropies = token_logprobs(bind(params, SIZES), hidden, targets, 0.9, chunk=4, with_entropy=True)
             return jnp.sum(logprobs + 0.1 * entropies)
 
-        return jax.value_and_grad(loss, (0, 1))(params, hidden)
+        return jax.jit(jax.value_and_grad(loss, (0, 1)))(params, hidden)
 
     clean = run(hidden)
     poisoned = run(hidden.at[1, 6:].set(jnp.nan))
@@ -113,7 +112,7 @@ def test_bfloat16_operands_float32_results_and_kernel_gradient():
         return jnp.sum(token_logprobs(bind(tree, SIZES), hidden, targets, 1.0, chunk=2))
 
     kernel = params["lm_head"]["kernel"]
-    value, (d_kernel, d_hidden) = jax.value_and_grad(loss, (0, 1))(kernel, hidden)
+    value, (d_kernel, d_hidden) = jax.jit(jax.value_and_grad(loss, (0, 1)))(kernel, hidden)
     assert value.dtype == d_kernel.dtype == jnp.float32 and d_hidden.dtype == jnp.bfloat16
     rounded = params | {"lm_head": {"kernel": kernel.astype(jnp.bfloat16).astype(jnp.float32)}}
     expected = jnp.sum(dense(rounded, hidden.astype(jnp.float32), targets, 1.0)[0])
@@ -124,7 +123,7 @@ def test_bfloat16_operands_float32_results_and_kernel_gradient():
         tree = params | {"lm_head": {"kernel": kernel}}
         return jnp.sum(dense(tree, hidden.astype(jnp.float32), targets, 1.0)[0])
 
-    exact = jax.grad(dense_loss)(kernel)
+    exact = jax.jit(jax.grad(dense_loss))(kernel)
     # 8 bits of d_logits, summed over 16 rows in float32
     np.testing.assert_allclose(d_kernel, exact, rtol=0, atol=0.02 * float(jnp.max(jnp.abs(exact))))
 
@@ -152,14 +151,15 @@ def test_critic_starts_at_exactly_zero_with_a_backbone_of_its_own(family):
     assert set(params) == {"backbone", "value_head"} and "lm_head" not in params["backbone"]
     critic = bind_critic(params, sizes)
     tokens, row = random_tokens(sizes, 1, 6), (jnp.arange(6)[None], jnp.ones((1, 6), jnp.int32))
-    hidden = critic.backbone.hidden_states(tokens, *row)
-    np.testing.assert_array_equal(hidden, bind(actor, sizes).hidden_states(tokens, *row))
+    run = jax.jit(lambda backbone: bind(backbone, sizes).hidden_states(tokens, *row))
+    hidden = run(params["backbone"])
+    np.testing.assert_array_equal(hidden, run(actor))
     values = critic.values(hidden)
     assert values.shape == (1, 6) and values.dtype == jnp.float32
     np.testing.assert_array_equal(values, np.zeros((1, 6), np.float32))
     # Copied, not shared: donating the actor leaves the critic whole (KNOWN_FAULTS 24).
     jax.jit(lambda tree: jax.tree.map(lambda x: x + 1, tree), donate_argnums=0)(actor)
-    assert np.all(np.isfinite(critic.backbone.hidden_states(tokens, *row)))
+    assert np.all(np.isfinite(run(params["backbone"])))
 
 
 def test_critic_fresh_backbone_and_values_in_float32():
@@ -184,7 +184,8 @@ def test_value_gradient_reaches_head_then_backbone():
         critic = bind_critic(params, sizes)
         return jnp.mean((critic.values(critic.backbone.hidden_states(tokens, *row)) - 1) ** 2)
 
-    gradients = jax.grad(loss)(params)
+    gradient = jax.jit(jax.grad(loss))
+    gradients = gradient(params)
     assert np.any(gradients["value_head"]["kernel"] != 0) and gradients["value_head"]["bias"] != 0
     moved = params | {"value_head": jax.tree.map(lambda p, g: p - g, params["value_head"], gradients["value_head"])}
-    assert np.any(jax.grad(loss)(moved)["backbone"]["embed"]["embedding"] != 0)
+    assert np.any(gradient(moved)["backbone"]["embed"]["embedding"] != 0)
