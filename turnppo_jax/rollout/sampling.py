@@ -38,7 +38,10 @@ def sample_tokens(logits, uniforms, *, temperature, top_p, top_k):
     total = jnp.sum(weights, axis=-1)
     kept = jax.lax.cond((top_p < 1.0) | (top_k > 0), lambda w: _restrict(w, top_p, top_k), lambda w: w, weights)
     drawn = _invert_cumulative(kept, uniforms)
-    tokens = jnp.where(temperature > 0, drawn, jnp.argmax(scaled, axis=-1).astype(jnp.int32))
+    # The first of the most probable. XLA's argmax on a CPU costs more than all the rest of this function.
+    index = jnp.arange(logits.shape[-1], dtype=jnp.int32)
+    greedy = jnp.min(jnp.where(scaled == peak, index, index[-1]), axis=-1)
+    tokens = jnp.where(temperature > 0, drawn, greedy)
     chosen = jnp.take_along_axis(scaled, tokens[:, None], axis=-1)[:, 0]
     return tokens, chosen - peak[:, 0] - jnp.log(total)
 
