@@ -29,7 +29,7 @@ def get_config(argument: str = "") -> ConfigDict:
     config.env = ConfigDict(
         {
             "id": "sokoban",
-            "kwargs": {"prompt": "compact", "actions_per_turn": 2},
+            "kwargs": {"prompt": "compact", "actions_per_turn": 5},
             "eval_kwargs": {"split": "eval"},
             "num_workers": 0,  # a move takes microseconds; a process of its own would cost more
             "reset_timeout_s": 60.0,
@@ -48,7 +48,7 @@ def get_config(argument: str = "") -> ConfigDict:
     config.critic_optimizer = section(OptimizerConfig, learning_rate=1e-3, betas=(0.9, 0.99))
     config.sft = sft_section(
         steps=120, learning_rate=1e-3, betas=(0.9, 0.98), rows=8, row_tokens=384, num_demonstrations=24_000,
-        options={"noise": 0.0, "actions_per_turn": 2}, remat="full",
+        options={"noise": 0.0, "actions_per_turn": "random"}, remat="full",
     )  # fmt: skip
     config.evaluation = section(EvaluationSettings, num_seeds=256, samples=4, greedy=True)
     config.checkpoint = section(CheckpointSettings, save_every=10)

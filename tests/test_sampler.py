@@ -10,6 +10,7 @@ import pytest
 from turnppo_jax.models.decoder import bind, init_decoder
 from turnppo_jax.models.head import token_logprobs
 from turnppo_jax.models.sizes import SIZES
+from turnppo_jax.parallel.mesh import make_mesh
 from turnppo_jax.rollout.sampler import Sampler, SamplerSettings, Sampling, episode_keys
 from turnppo_jax.rollout.scheduler import Scheduler
 from turnppo_jax.types import StopReason
@@ -17,6 +18,7 @@ from turnppo_jax.types import StopReason
 SIZES_HERE = dataclasses.replace(SIZES["tiny-qwen3"], vocab_size=64, num_token_ids=60)
 EOS = (7,)
 PLAIN = Sampling()
+MESH = make_mesh()
 
 
 @pytest.fixture(scope="module")
@@ -79,7 +81,7 @@ def ids_of(responses):
 
 @pytest.mark.parametrize("temperature", [0.5, 1.3])
 def test_behavior_logprobs_equal_the_learners_over_three_turns(params, temperature):
-    sampler = Sampler(SIZES_HERE, None, settings(), EOS)
+    sampler = Sampler(SIZES_HERE, MESH, settings(), EOS)
     sampler.set_params(params)
     prompts = some_prompts()
     responses = converse(sampler, prompts, Sampling(temperature=temperature, top_p=0.9))
@@ -110,7 +112,7 @@ def test_the_same_bits_for_every_chunk_size_slot_and_order_of_play(params):
         ({}, None, 3),
         ({"decode_chunk": 2}, [3, 1, 2, 0], 1),
     ]:
-        sampler = Sampler(SIZES_HERE, None, settings(**changes), EOS)
+        sampler = Sampler(SIZES_HERE, MESH, settings(**changes), EOS)
         sampler.set_params(params)
         runs.append(converse(sampler, prompts, slots=slots, stagger=stagger))
     for run in runs[1:]:
@@ -121,7 +123,7 @@ def test_the_same_bits_for_every_chunk_size_slot_and_order_of_play(params):
 
 
 def test_members_of_a_group_differ_and_a_second_run_repeats(params):
-    sampler = Sampler(SIZES_HERE, None, settings(), EOS)
+    sampler = Sampler(SIZES_HERE, MESH, settings(), EOS)
     sampler.set_params(params)
     same_prompt = [[np.arange(10, 15, dtype=np.int32)] for _ in range(4)]
     first, second = converse(sampler, same_prompt), converse(sampler, same_prompt)
@@ -138,7 +140,7 @@ def test_keys_are_a_function_of_seed_stream_step_and_episode():
 
 
 def test_a_turn_ends_at_its_limit_and_a_context_at_its_end(params):
-    sampler = Sampler(SIZES_HERE, None, settings(context_length=64, decode_chunk=16), (63,))  # 63 is never drawn
+    sampler = Sampler(SIZES_HERE, MESH, settings(context_length=64, decode_chunk=16), (63,))  # 63 is never drawn
     sampler.set_params(params)
     [[response]] = converse(sampler, [[np.full(10, 9, np.int32)]], limit=20)
     assert (len(response.ids), response.stop) == (20, StopReason.TURN_LIMIT)
@@ -152,7 +154,7 @@ def test_a_turn_ends_at_its_limit_and_a_context_at_its_end(params):
 
 
 def test_end_of_turn_ids_end_a_response_and_are_kept(params):
-    sampler = Sampler(SIZES_HERE, None, settings(decode_chunk=16), tuple(range(8, 60, 2)))
+    sampler = Sampler(SIZES_HERE, MESH, settings(decode_chunk=16), tuple(range(8, 60, 2)))
     sampler.set_params(params)
     responses = converse(sampler, some_prompts(turns=2), limit=40)
     for row in responses:
@@ -162,7 +164,7 @@ def test_end_of_turn_ids_end_a_response_and_are_kept(params):
 
 
 def test_ids_that_no_token_has_are_never_drawn(params):
-    sampler = Sampler(SIZES_HERE, None, settings(decode_chunk=16), (63,))
+    sampler = Sampler(SIZES_HERE, MESH, settings(decode_chunk=16), (63,))
     sampler.set_params(params)
     drawn = np.concatenate([r.ids for row in converse(sampler, some_prompts(), limit=20) for r in row])
     assert drawn.max() < SIZES_HERE.num_token_ids
@@ -170,7 +172,7 @@ def test_ids_that_no_token_has_are_never_drawn(params):
 
 @pytest.mark.parametrize("chunk", [1, 4, 16])
 def test_a_stop_string_cuts_what_was_drawn_beyond_it_and_the_next_turn_does_not_see_it(params, chunk):
-    sampler = Sampler(SIZES_HERE, None, settings(decode_chunk=chunk), (63,))
+    sampler = Sampler(SIZES_HERE, MESH, settings(decode_chunk=chunk), (63,))
     sampler.set_params(params)
     prompt = np.arange(10, 20, dtype=np.int32)
     [[whole]] = converse(sampler, [[prompt]], limit=16)
@@ -188,18 +190,18 @@ def test_a_stop_string_cuts_what_was_drawn_beyond_it_and_the_next_turn_does_not_
 def test_new_weights_leave_nothing_of_the_old(params):
     other = init_decoder(SIZES_HERE, jax.random.key(1))
     prompts, greedy = some_prompts(), Sampling(temperature=0.0)
-    sampler = Sampler(SIZES_HERE, None, settings(), EOS)
+    sampler = Sampler(SIZES_HERE, MESH, settings(), EOS)
     sampler.set_params(params)
     before = ids_of(converse(sampler, prompts, greedy))
     sampler.set_params(other)
-    fresh = Sampler(SIZES_HERE, None, settings(), EOS)
+    fresh = Sampler(SIZES_HERE, MESH, settings(), EOS)
     fresh.set_params(other)
     after = ids_of(converse(sampler, prompts, greedy))
     assert after == ids_of(converse(fresh, prompts, greedy)) != before
 
 
 def test_lengths_budgets_and_temperatures_compile_nothing_new(params):
-    sampler = Sampler(SIZES_HERE, None, settings(prefill_chunk=32), EOS)
+    sampler = Sampler(SIZES_HERE, MESH, settings(prefill_chunk=32), EOS)
     sampler.set_params(params)
     rng = np.random.default_rng(0)
     for limit, temperature in [(3, 1.0), (9, 0.5), (12, 1.3), (5, 0.0)]:
@@ -215,6 +217,6 @@ def test_what_cannot_be_is_refused_by_name(params):
         SamplerSettings(num_slots=0, context_length=8)
     with pytest.raises(ValueError, match=r"top_p must be in \(0, 1\], got 0"):
         Sampling(top_p=0)
-    sampler = Sampler(SIZES_HERE, None, settings(), EOS)
+    sampler = Sampler(SIZES_HERE, MESH, settings(), EOS)
     with pytest.raises(ValueError, match="set_params first"):
         sampler.decode(*[None] * 4, Sampling())

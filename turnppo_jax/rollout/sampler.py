@@ -17,6 +17,7 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from turnppo_jax.models.cache import init_cache, truncate
 from turnppo_jax.models.decoder import bind
@@ -79,7 +80,7 @@ class Sampling:
             raise ValueError(f"top_k must be >= 0 (0 = all tokens), got {self.top_k}")
 
 
-def make_prefill(sizes: ModelSizes, mesh, settings: SamplerSettings):
+def make_prefill(sizes: ModelSizes, mesh: Mesh, settings: SamplerSettings):
     """Program `prefill(params, cache, lengths, slots, tokens, counts) -> cache`.
 
     lengths [S] int32 cached tokens of each slot; slots [R] int32, -1 for an unused row; tokens [R, P]
@@ -94,7 +95,7 @@ def make_prefill(sizes: ModelSizes, mesh, settings: SamplerSettings):
     return jax.jit(prefill, donate_argnums=1)
 
 
-def make_decode(sizes: ModelSizes, mesh, settings: SamplerSettings):
+def make_decode(sizes: ModelSizes, mesh: Mesh, settings: SamplerSettings):
     """Program `decode(params, cache, lengths, pending, budgets, keys, eos_ids, sampling) -> (cache, tokens, logprobs)`.
 
     Draws up to `decode_chunk` tokens for each slot with a budget left; a slot stops at an end-of-turn id
@@ -163,7 +164,7 @@ def episode_keys(seed: int, stream: int, step: int, num_episodes: int) -> np.nda
 class Sampler:
     """Holds the cache and the compiled programs; knows slots, nothing of environments or text."""
 
-    def __init__(self, sizes: ModelSizes, mesh, settings: SamplerSettings, eos_ids: tuple[int, ...]):
+    def __init__(self, sizes: ModelSizes, mesh: Mesh, settings: SamplerSettings, eos_ids: tuple[int, ...]):
         if not eos_ids:
             raise ValueError("the sampler needs at least one end-of-turn id, got none")
         self.settings = settings
@@ -203,10 +204,8 @@ class Sampler:
         if self._params is None:
             raise ValueError("the sampler has no weights yet: call set_params first")
         if self._cache is None:
-            self._cache = init_cache(
-                self.sizes,
-                self.settings.num_slots,
-                self.settings.context_length,
-                jnp.dtype(self.settings.compute_dtype),
-            )
+            dtype = jnp.dtype(self.settings.compute_dtype)
+            cache = init_cache(self.sizes, self.settings.num_slots, self.settings.context_length, dtype)
+            # Placed like what the programs return, or the second call would compile anew.
+            self._cache = jax.device_put(cache, NamedSharding(self._mesh, PartitionSpec()))
         return self._cache
