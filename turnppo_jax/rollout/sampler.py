@@ -172,6 +172,7 @@ class Sampler:
         self._prefill = make_prefill(sizes, mesh, settings)
         self._decode = make_decode(sizes, mesh, settings)
         self.eos_ids = np.asarray(eos_ids, np.int32)
+        self._mesh = mesh
         self._cache = None
         self._params = None
 
