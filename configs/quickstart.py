@@ -37,7 +37,7 @@ def get_config(argument: str = "") -> ConfigDict:
         }
     )
     config.sampler = section(
-        SamplerSettings, num_slots=64, context_length=384, decode_chunk=8, prefill_chunk=64, prefill_rows=8
+        SamplerSettings, num_slots=64, context_length=192, decode_chunk=8, prefill_chunk=64, prefill_rows=8
     )
     config.rollout = section(RolloutSettings, num_prompts=128 // algorithm.group_size, max_turns=5, max_turn_tokens=24)
     config.rows = section(RowSettings, micro_rows=8)
@@ -47,7 +47,7 @@ def get_config(argument: str = "") -> ConfigDict:
     config.actor_optimizer = section(OptimizerConfig, learning_rate=3e-4, betas=(0.9, 0.99))
     config.critic_optimizer = section(OptimizerConfig, learning_rate=1e-3, betas=(0.9, 0.99))
     config.sft = sft_section(
-        steps=120, learning_rate=1e-3, betas=(0.9, 0.98), rows=8, row_tokens=384, num_demonstrations=24_000,
+        steps=120, learning_rate=1e-3, betas=(0.9, 0.98), rows=8, row_tokens=192, num_demonstrations=24_000,
         options={"noise": 0.0, "actions_per_turn": "random"}, remat="full",
     )  # fmt: skip
     config.evaluation = section(EvaluationSettings, num_seeds=256, samples=4, greedy=True)

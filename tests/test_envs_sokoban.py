@@ -172,12 +172,18 @@ def test_full_prompt_says_what_there_is_to_know():
     assert "<think>" not in make("sokoban", thinking=False).instructions
 
 
-def test_compact_prompt_is_the_grid_and_the_actions_left():
+def test_compact_prompt_is_the_grid_inside_its_border_and_the_actions_left():
     env = make("sokoban", prompt="compact")
+
+    def inside():
+        rows = env.room.rows()
+        assert {*rows[0], *rows[-1], *(row[0] for row in rows), *(row[-1] for row in rows)} == {"#"}
+        return [row[1:-1] for row in rows[1:-1]]
+
     assert env.instructions == ""
     observation, _ = env.reset(0)
-    assert observation.splitlines() == [*env.room.rows(), "10"]
-    assert env.step(reply("Up || Down"))[0].splitlines() == [*env.room.rows(), "8"]
+    assert observation.splitlines() == [*inside(), "10"]
+    assert env.step(reply("Up || Down"))[0].splitlines() == [*inside(), "8"]
 
 
 @pytest.mark.parametrize(

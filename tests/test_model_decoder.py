@@ -90,8 +90,9 @@ def test_causal():
     tokens = random_tokens(sizes, 1, 10)
     params = random_params(sizes)
     before = hidden_states(params, sizes, tokens, *whole_row(10))
-    tokens[0, 6] = (tokens[0, 6] + 1) % sizes.num_token_ids
-    after = hidden_states(params, sizes, tokens, *whole_row(10))
+    changed = tokens.copy()  # jax may still be reading the array itself
+    changed[0, 6] = (tokens[0, 6] + 1) % sizes.num_token_ids
+    after = hidden_states(params, sizes, changed, *whole_row(10))
     np.testing.assert_array_equal(before[:, :6], after[:, :6])
     assert np.max(np.abs(before[:, 6:] - after[:, 6:])) > 1e-2
 

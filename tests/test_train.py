@@ -130,7 +130,7 @@ def test_sigterm_keeps_the_last_finished_step_and_the_command_continues(tmp_path
 
 @pytest.mark.parametrize("algo", ["token_ppo", "grpo"])
 def test_the_other_algorithms_are_the_same_path(tmp_path, algo):
-    done = run(f"{CONFIG}:{algo}", f"--workdir={tmp_path}", "--config.steps=2")
+    done = run(f"{CONFIG}:algo={algo}", f"--workdir={tmp_path}", "--config.steps=2")
     assert done.returncode == 0, done.stderr
     lines = rows(tmp_path)
     assert [line["step"] for line in lines] == [0, 1, 2]
@@ -148,7 +148,7 @@ def test_the_other_algorithms_are_the_same_path(tmp_path, algo):
         (["--config.env.id=sokobann"], "unknown environment id 'sokobann'; known:"),
         (["--config.algorithm.num_minibatches=99"], "num_minibatches=99 exceeds the 8 episodes of a step"),
         (["--config.rows.tokens=8"], "rows.tokens=8 is less than sampler.context_length=64"),
-        (["--config.env.kwargs={'nun_turns': 3}"], "nun_turns"),
+        (["--config.algorithm.estimator=gea"], "estimator='gea'; allowed:"),
     ],
 )
 def test_a_mistake_ends_in_one_line_that_names_it(tmp_path, flags, message):
@@ -157,6 +157,16 @@ def test_a_mistake_ends_in_one_line_that_names_it(tmp_path, flags, message):
     assert message in done.stderr
     assert "Traceback" not in done.stderr
     assert done.stderr.strip().count("\n") == 0, done.stderr
+
+
+def test_a_wrong_argument_of_the_environment_is_named(tmp_path):
+    (tmp_path / "wrong.py").write_text(
+        "from tests.tiny_config import get_config as base\n\n\n"
+        "def get_config():\n    config = base()\n    config.env.kwargs = {'nun_turns': 3}\n    return config\n"
+    )
+    done = run(f"--config={tmp_path}/wrong.py", f"--workdir={tmp_path}/run")
+    assert (done.returncode, "Traceback" in done.stderr) == (2, False), done.stderr
+    assert "has no argument 'nun_turns'; known: longest_s, num_turns" in done.stderr
 
 
 def test_without_a_workdir_the_command_says_so():

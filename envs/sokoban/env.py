@@ -131,7 +131,8 @@ class SokobanEnv(_SokobanBase):
       max_turns: responses of an episode.
       actions_per_turn: moves that one response may name.
       format_penalty: reward of a turn that is not valid, at most 0.
-      prompt: "full" (instructions and labelled turns) or "compact" (the grid and the actions left).
+      prompt: "full" (instructions and labelled turns) or "compact" (the grid without its border, and
+        the actions left).
       thinking: whether responses hold `<think>…</think>` before `<answer>…</answer>`.
 
     Raises:

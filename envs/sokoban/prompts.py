@@ -49,7 +49,8 @@ def turn(
     """The observation of one turn.
 
     Args:
-      style: "full", or "compact": the rows of the grid and a last line with the actions left.
+      style: "full", or "compact": the rows of the grid without its border, which is always wall, and a last line with
+        the actions left.
       room: as it is now.
       number: of the turn that answers this observation, from 1.
       max_turns: of the episode.
@@ -58,9 +59,10 @@ def turn(
       invalid: the turn before was charged the format penalty.
       thinking: whether the response holds a thinking block.
     """
-    grid = "\n".join(room.rows())
     if style == "compact":
-        return f"{grid}\n{actions_left}"
+        inside = "\n".join(row[1:-1] for row in room.rows()[1:-1])
+        return f"{inside}\n{actions_left}"
+    grid = "\n".join(room.rows())
     before = "" if last_reward is None else f"Reward of your last turn: {last_reward:g}\n"
     if invalid:
         before += "Your last answer was not valid: use the response form and the action names given.\n"

@@ -231,6 +231,7 @@ def _tiny(family, hidden, layers, heads, kv_heads, head_dim, intermediate, tied=
 SIZES: dict[str, ModelSizes] = {
     "tiny-qwen2": _tiny("qwen2", 64, 2, 4, 2, 16, 128),
     "tiny-qwen3": _tiny("qwen3", 128, 4, 4, 2, 32, 384),
+    "tiny-qwen3-narrow": _tiny("qwen3", 64, 3, 2, 2, 32, 192),
     "tiny-llama": _tiny("llama", 64, 2, 4, 4, 16, 128, tied=False),
     "qwen2.5-0.5b": _qwen2(896, 24, 14, 2, 4864, True),
     "qwen2.5-1.5b": _qwen2(1536, 28, 12, 2, 8960, True),

@@ -21,7 +21,7 @@ _NAP_S = 0.5
 _CLOSE_GRACE_S = 2.0
 
 
-class EnvStartError(RuntimeError):
+class EnvStartError(ValueError):
     """No environment of the pool could be made: the settings are wrong, and no episode can succeed."""
 
 
