@@ -19,11 +19,11 @@ from turnppo_jax.training.optimizer import OptimizerConfig
 
 def get_config(argument: str = "") -> ConfigDict:
     """The config; `argument` is "" or "algo=NAME"."""
-    settings = {"num_minibatches": 4, "value_scale": 10.0, "normalizer": "tokens"}
+    settings = {"num_minibatches": 2, "value_scale": 10.0, "normalizer": "tokens"}
     algorithm = section(AlgorithmConfig, **settings | ALGORITHMS[parse_algo(argument)])
     config = ConfigDict()
     config.seed = 0
-    config.steps = 40
+    config.steps = 110
     config.writers = ("jsonl", "tensorboard", "console")
     config.model = section(ModelSettings, name="tiny-qwen3")
     config.env = ConfigDict(
@@ -39,17 +39,17 @@ def get_config(argument: str = "") -> ConfigDict:
     config.sampler = section(
         SamplerSettings, num_slots=64, context_length=192, decode_chunk=8, prefill_chunk=64, prefill_rows=8
     )
-    config.rollout = section(RolloutSettings, num_prompts=128 // algorithm.group_size, max_turns=5, max_turn_tokens=24)
+    config.rollout = section(RolloutSettings, num_prompts=256 // algorithm.group_size, max_turns=5, max_turn_tokens=24)
     config.rows = section(RowSettings, micro_rows=8)
     config.forward = section(ForwardSettings, remat="full")  # on a CPU less work than keeping what it makes again
     config.algorithm = algorithm
     # total_steps is computed from steps, epochs and minibatches.
-    config.actor_optimizer = section(OptimizerConfig, learning_rate=3e-4, betas=(0.9, 0.99))
-    config.critic_optimizer = section(OptimizerConfig, learning_rate=1e-3, betas=(0.9, 0.99))
+    config.actor_optimizer = section(OptimizerConfig, learning_rate=1.5e-4, warmup_steps=5)
+    config.critic_optimizer = section(OptimizerConfig, learning_rate=1e-3, warmup_steps=10)
     config.sft = sft_section(
-        steps=120, learning_rate=1e-3, betas=(0.9, 0.98), rows=8, row_tokens=192, num_demonstrations=24_000,
+        steps=150, learning_rate=1e-3, betas=(0.9, 0.98), rows=16, row_tokens=192, num_demonstrations=24_000,
         options={"noise": 0.0, "actions_per_turn": "random"}, remat="full",
     )  # fmt: skip
     config.evaluation = section(EvaluationSettings, num_seeds=256, samples=4, greedy=True)
-    config.checkpoint = section(CheckpointSettings, save_every=10)
+    config.checkpoint = section(CheckpointSettings, save_every=20)
     return config

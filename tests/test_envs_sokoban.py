@@ -31,7 +31,7 @@ def golden_env(tmp_path):
 def test_golden_episode_with_rewards(golden_env):
     env = golden_env(max_turns=4, max_actions=10)
     observation, info = env.reset(0)
-    assert observation == "########\n#PXO_XO#\n########\n10"
+    assert observation == "PXO_XO\n10"
     assert info == {
         "success": False,
         "num_actions": 0,
@@ -42,10 +42,10 @@ def test_golden_episode_with_rewards(golden_env):
     }
     # Onto the target: -.1 + 1. Off it again: -.1 - 1.
     observation, reward, terminated, truncated, info = env.step(reply("Right || right"))
-    assert (observation, reward, terminated, truncated) == ("########\n#__SXXO#\n########\n8", -0.2, False, False)
+    assert (observation, reward, terminated, truncated) == ("__SXXO\n8", -0.2, False, False)
     # One move that does nothing, one unknown name, the penalty once.
     observation, reward, terminated, truncated, info = env.step(reply("Jump || RIGHT || Fly"))
-    assert (observation, reward, terminated, truncated) == ("########\n#__SXXO#\n########\n7", -0.2, False, False)
+    assert (observation, reward, terminated, truncated) == ("__SXXO\n7", -0.2, False, False)
     assert info["invalid_action"] and info["num_actions"] == 3 and info["num_turns"] == 2
     # No answer at all: the penalty, no action.
     observation, reward, *_, info = env.step("Right")
@@ -62,7 +62,7 @@ def test_solving_terminates_and_pays(golden_env):
     observation, reward, terminated, truncated, info = env.step(reply("Right || Right || Left || Left"))
     assert (reward, terminated, truncated) == (10.8, True, False)
     assert info["success"] and info["num_actions"] == 2 and info["boxes_on_target"] == 1
-    assert observation.splitlines()[1] == "#__P√#"
+    assert observation.splitlines()[0] == "__P√"
 
 
 def test_solving_with_the_last_action_of_the_last_turn_is_terminated_alone(golden_env):
@@ -238,7 +238,8 @@ def test_demonstrations_depend_on_their_seed_alone_and_meet_no_evaluation_room()
         evaluation.reset(seed)
         held_out.add(rules.canonical(evaluation.room))
     for demo in demonstrations(kwargs, range(400)):
-        grid = demo["messages"][0]["content"].splitlines()[:-1]
+        inside = demo["messages"][0]["content"].splitlines()[:-1]
+        grid = ["######", *(f"#{row}#" for row in inside), "######"]
         assert rules.canonical(rules.parse_rows(grid)) not in held_out
 
 
