@@ -6,101 +6,26 @@ config.json, generation_config.json and the tokenizer's files are kept from the 
 from; the weights are the checkpoint's, under the names and in the dtype of that directory.
 """
 
-import json
 import os
 import pathlib
-import shutil
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from absl import flags
 
 from turnppo_jax import command_line
-from turnppo_jax.models.checkpoint_files import load_model_config, resolve_model, save_weights
-from turnppo_jax.models.sizes import SIZES, ModelSizes
+from turnppo_jax.models.checkpoint_files import resolve_model
+from turnppo_jax.models.sizes import SIZES
+from turnppo_jax.policy import export_model
 from turnppo_jax.rollout.builtin_tokenizer import build_tokenizer
 from turnppo_jax.training.checkpoint import restore_actor_params
 
-_WORKDIR = flags.DEFINE_string("workdir", None, "Run directory with checkpoints.")
+_WORKDIR = command_line.workdir_flag()
 _OUTPUT = flags.DEFINE_string("output", None, "Directory to write.")
 _STEP = flags.DEFINE_integer("step", None, "Step of the checkpoint; default the newest.")
 _SOURCE = flags.DEFINE_string("source", None, "Model directory or hub id to keep config and tokenizer files from; "
                               "default the run's model.")  # fmt: skip
 _DTYPE = flags.DEFINE_enum("dtype", None, ["float32", "bfloat16"], "Of the weights; default the source's.")
-
-KEPT_FILES = (
-    "generation_config.json",
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "tokenizer.model",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "vocab.json",
-    "merges.txt",
-    "chat_template.jinja",
-    "chat_template.json",
-)
-
-
-def export_model(
-    params: Any,
-    sizes: ModelSizes,
-    output: str | os.PathLike,
-    *,
-    source: str | os.PathLike | None = None,
-    tokenizer: Any = None,
-    dtype: str | None = None,
-    max_shard_bytes: int | None = None,
-) -> pathlib.Path:
-    """Writes a Hugging Face model directory.
-
-    Args:
-      params: of the decoder.
-      sizes: of the decoder.
-      output: directory; files of the same names are replaced.
-      source: directory whose config.json (but for the dtype), generation_config.json and tokenizer files are
-        kept; None writes a config.json from the sizes.
-      tokenizer: where there is no source, a transformers tokenizer to write beside the weights.
-      dtype: "float32" or "bfloat16"; None takes the source's, float32 where there is none.
-      max_shard_bytes: see `save_weights`.
-
-    Returns:
-      The directory.
-
-    Raises:
-      ValueError: the source's config.json does not fit the sizes, `output` is `source`, unknown dtype.
-    """
-    output = pathlib.Path(output)
-    if source is None:
-        dtype = dtype or "float32"
-        config = sizes.to_hf_config(dtype)
-        if tokenizer is not None:
-            # Without them transformers would take the family's own ids and never stop, or stop at a letter.
-            config |= {f"{kind}_token_id": getattr(tokenizer, f"{kind}_token_id") for kind in ("bos", "eos", "pad")}
-    else:
-        source = pathlib.Path(source)
-        if output.resolve() == source.resolve():
-            raise ValueError(f"output {output} is the source directory; choose another")
-        source_sizes, config = load_model_config(source)
-        _check_same(sizes, source_sizes, source)
-        kept = config.get("dtype", config.get("torch_dtype"))
-        dtype = dtype or (kept if kept in ("float32", "bfloat16") else "float32")
-        for field in ("dtype", "torch_dtype"):
-            if field in config:
-                config[field] = dtype
-        if kept is None:
-            config["torch_dtype"] = dtype
-    limit = {} if max_shard_bytes is None else {"max_shard_bytes": max_shard_bytes}
-    save_weights(params, sizes, output, dtype, **limit)
-    if source is None:
-        if tokenizer is not None:
-            tokenizer.save_pretrained(output)
-    else:
-        for name in KEPT_FILES:
-            if (source / name).is_file():
-                shutil.copyfile(source / name, output / name)
-    (output / "config.json").write_text(json.dumps(config, indent=2) + "\n")
-    return output
 
 
 def export_workdir(
@@ -139,16 +64,6 @@ def _model_name(config: Mapping[str, Any]) -> str | None:
     if isinstance(model, Mapping):
         model = model.get("name")
     return model or None
-
-
-def _check_same(sizes: ModelSizes, source_sizes: ModelSizes, source: pathlib.Path) -> None:
-    for field, value in vars(sizes).items():
-        # config.json does not hold the number of ids; float fields pass through JSON unchanged.
-        if field != "num_token_ids" and getattr(source_sizes, field) != value:
-            raise ValueError(
-                f"source {source}: {field} is {getattr(source_sizes, field)} in its config.json and {value} in the "
-                "parameters; pass --source of the model that the run began from"
-            )
 
 
 def main(argv: Sequence[str]) -> None:

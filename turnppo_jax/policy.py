@@ -21,6 +21,19 @@ from turnppo_jax.parallel.sharding import shard, shardings
 from turnppo_jax.rollout.builtin_tokenizer import build_tokenizer
 from turnppo_jax.rollout.chat import Chat, load_tokenizer
 
+# What a model directory holds beside config and weights.
+KEPT_FILES = (
+    "generation_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "tokenizer.model",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "merges.txt",
+    "chat_template.jinja",
+    "chat_template.json",
+)
 # The vocabulary of fresh models is rounded up to this, so that meshes can split it.
 _VOCAB_MULTIPLE = 8
 
@@ -79,22 +92,76 @@ def load_policy(name: str, *, seed: int, mesh=None, thinking: bool = True, chat_
 
 
 def save_policy(policy: Policy, directory: str | os.PathLike, dtype: str = "float32") -> None:
-    """Writes weights, config.json and tokenizer as a directory that `load_policy` and transformers read.
+    """Writes a policy as a directory that `load_policy` and transformers read; see `export_model`."""
+    export_model(policy.params, policy.sizes, directory, source=policy.source, tokenizer=policy.tokenizer, dtype=dtype)
+
+
+def export_model(
+    params: Any,
+    sizes: ModelSizes,
+    output: str | os.PathLike,
+    *,
+    source: str | os.PathLike | None = None,
+    tokenizer: Any = None,
+    dtype: str | None = None,
+    max_shard_bytes: int | None = None,
+) -> pathlib.Path:
+    """Writes a Hugging Face model directory.
+
+    Args:
+      params: of the decoder.
+      sizes: of the decoder.
+      output: directory; files of the same names are replaced.
+      source: directory whose config.json (but for the dtype), generation_config.json and tokenizer files are
+        kept; None writes a config.json from the sizes.
+      tokenizer: where there is no source, a transformers tokenizer to write beside the weights.
+      dtype: "float32" or "bfloat16"; None takes the source's, float32 where there is none.
+      max_shard_bytes: see `save_weights`.
+
+    Returns:
+      The directory.
 
     Raises:
-      ValueError: unknown dtype; the directory is the one that the policy was loaded from.
+      ValueError: the source's config.json does not fit the sizes, `output` is `source`, unknown dtype.
     """
-    directory = pathlib.Path(directory)
-    if policy.source is not None and directory.resolve() == policy.source.resolve():
-        raise ValueError(f"{directory} is the directory that the model was loaded from; choose another")
-    save_weights(policy.params, policy.sizes, directory, dtype)
-    policy.tokenizer.save_pretrained(directory)
-    if policy.source is None:
-        ids = {"bos_token_id": None, "eos_token_id": policy.chat.end_id, "pad_token_id": policy.chat.pad_id}
-        config = policy.sizes.to_hf_config(dtype) | ids
+    output = pathlib.Path(output)
+    if source is None:
+        dtype = dtype or "float32"
+        config = sizes.to_hf_config(dtype)
+        if tokenizer is not None:
+            # Without them transformers would take the family's own ids and never stop, or stop at a letter.
+            config |= {f"{kind}_token_id": getattr(tokenizer, f"{kind}_token_id") for kind in ("bos", "eos", "pad")}
     else:
-        _, config = load_model_config(policy.source)
-        config = {key: value for key, value in config.items() if key != "dtype"} | {"torch_dtype": dtype}
-        if (policy.source / "generation_config.json").is_file():
-            shutil.copyfile(policy.source / "generation_config.json", directory / "generation_config.json")
-    (directory / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+        source = pathlib.Path(source)
+        if output.resolve() == source.resolve():
+            raise ValueError(f"output {output} is the source directory; choose another")
+        source_sizes, config = load_model_config(source)
+        _check_same(sizes, source_sizes, source)
+        kept = config.get("dtype", config.get("torch_dtype"))
+        dtype = dtype or (kept if kept in ("float32", "bfloat16") else "float32")
+        for field in ("dtype", "torch_dtype"):
+            if field in config:
+                config[field] = dtype
+        if kept is None:
+            config["torch_dtype"] = dtype
+    limit = {} if max_shard_bytes is None else {"max_shard_bytes": max_shard_bytes}
+    save_weights(params, sizes, output, dtype, **limit)
+    if source is None:
+        if tokenizer is not None:
+            tokenizer.save_pretrained(output)
+    else:
+        for name in KEPT_FILES:
+            if (source / name).is_file():
+                shutil.copyfile(source / name, output / name)
+    (output / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+    return output
+
+
+def _check_same(sizes: ModelSizes, source_sizes: ModelSizes, source: pathlib.Path) -> None:
+    for field, value in vars(sizes).items():
+        # config.json does not hold the number of ids; float fields pass through JSON unchanged.
+        if field != "num_token_ids" and getattr(source_sizes, field) != value:
+            raise ValueError(
+                f"source {source}: {field} is {getattr(source_sizes, field)} in its config.json and {value} in the "
+                "parameters; pass --source of the model that the run began from"
+            )

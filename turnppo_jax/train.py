@@ -180,7 +180,9 @@ def starting_policy(settings: RunSettings, mesh: Mesh, workdir: pathlib.Path) ->
         save_policy(policy, unfinished)
         unfinished.rename(kept)
     # Read back also where it was just made, so that a continued run begins from the same bytes.
-    return load_policy(str(kept), seed=settings.seed, mesh=mesh, thinking=model.thinking)
+    return load_policy(
+        str(kept), seed=settings.seed, mesh=mesh, thinking=model.thinking, chat_template=model.chat_template
+    )
 
 
 def _rollout_metrics(trajectories, counts) -> dict[str, float]:
