@@ -20,7 +20,7 @@ from turnppo_jax.parallel.mesh import make_mesh
 from turnppo_jax.rollout.sampler import Sampling
 from turnppo_jax.training.algorithm import algorithm_by_name
 from turnppo_jax.training.batching import BatchShape
-from turnppo_jax.training.forward import LearnerSettings
+from turnppo_jax.training.forward import ForwardSettings, LearnerSettings
 from turnppo_jax.training.learner import Learner
 from turnppo_jax.training.optimizer import OptimizerConfig
 from turnppo_jax.types import Trajectory, Turn
@@ -49,6 +49,7 @@ learner = Learner(
             max_turns=1,
             micro_rows=int(os.environ.get("MICRO_ROWS", "4")),
         ),
+        forward=ForwardSettings(remat="dots"),  # the fastest of the three here
         algorithm=algorithm_by_name(
             "turn_ppo", gamma=work["gamma"], gae_lambda=work["lambda"], kl_coef=work["beta_kl"], epochs=work["epochs"]
         ),
