@@ -1,5 +1,6 @@
 """Tiny environments that a tiny model learns in a minute: for tests and first steps."""
 
+import abc
 import random
 from typing import Any
 
@@ -18,8 +19,9 @@ class _SymbolEnv(TextEnv):
         self._symbols: list[str] = []
         self._turn = self._num_right = 0
 
+    @abc.abstractmethod
     def _reward(self, symbol: str, text: str) -> float:
-        raise NotImplementedError
+        """What a response to the symbol earns."""
 
     def reset(self, seed: int) -> tuple[str, dict[str, Any]]:
         draws = random.Random(seed)

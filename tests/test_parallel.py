@@ -5,6 +5,7 @@ import sys
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from jax.sharding import AxisType, PartitionSpec
 
@@ -47,7 +48,6 @@ def test_paths_match_wherever_the_tree_stands():
 
 
 def test_optimizer_state_shards_like_its_parameters():
-    optax = pytest.importorskip("optax")
     sizes = small_sizes("qwen2")
     mesh = make_mesh()
     params = decoder_shapes(sizes)

@@ -1,5 +1,6 @@
 """Sokoban for a policy that answers in text, several moves a turn."""
 
+import abc
 from typing import Any
 
 from envs import answer
@@ -69,8 +70,9 @@ class _SokobanBase(TextEnv):
     def thinking(self) -> bool:
         return self._thinking
 
+    @abc.abstractmethod
     def _room_of(self, seed: int) -> rules.Room:
-        raise NotImplementedError
+        """The room that a seed stands for."""
 
     def reset(self, seed: int) -> tuple[str, dict[str, Any]]:
         self._room = self._room_of(seed)

@@ -180,10 +180,6 @@ class Sampler:
         """The weights that sample from here on. Whoever changes weights restarts its conversations."""
         self._params = params
 
-    def release(self) -> None:
-        """Frees cache and weights until the next use."""
-        self._cache = self._params = None
-
     @property
     def num_programs(self) -> int:
         """Compiled programs so far: one decode and one prefill a bucket, whatever is sampled."""
