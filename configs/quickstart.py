@@ -12,6 +12,7 @@ baselines from the same parts.
 from ml_collections import ConfigDict
 
 from configs.sections import parse_algo, section, sft_section
+from turnppo_jax.parallel.mesh import MeshSettings, RolloutMeshSettings
 from turnppo_jax.rollout.sampler import SamplerSettings
 from turnppo_jax.settings import CheckpointSettings, ModelSettings, RolloutSettings, RowSettings
 from turnppo_jax.training.algorithm import ALGORITHMS, AlgorithmConfig
@@ -46,6 +47,8 @@ def get_config(argument: str = "") -> ConfigDict:
     config.rows = section(RowSettings, micro_rows=8)
     config.forward = section(ForwardSettings, remat="full")  # on a CPU less work than keeping what it makes again
     config.algorithm = algorithm
+    config.mesh = section(MeshSettings)
+    config.rollout_mesh = section(RolloutMeshSettings)
     # total_steps is computed from steps, epochs and minibatches.
     config.actor_optimizer = section(OptimizerConfig, learning_rate=1.5e-4, warmup_steps=5)
     config.critic_optimizer = section(OptimizerConfig, learning_rate=1e-3, warmup_steps=10)

@@ -12,6 +12,7 @@ in quickstart. SmolLM2-135M takes 9.5 minutes a step on one CPU core (19,000 tok
 from ml_collections import ConfigDict
 
 from configs.sections import parse_algo, section, sft_section
+from turnppo_jax.parallel.mesh import MeshSettings, RolloutMeshSettings
 from turnppo_jax.rollout.sampler import SamplerSettings
 from turnppo_jax.settings import CheckpointSettings, ModelSettings, RolloutSettings, RowSettings
 from turnppo_jax.training.algorithm import ALGORITHMS, AlgorithmConfig
@@ -46,6 +47,8 @@ def get_config(argument: str = "") -> ConfigDict:
     config.rows = section(RowSettings, micro_rows=1, tokens=2560, sampled=1280)
     config.forward = section(ForwardSettings, remat="full")
     config.algorithm = algorithm
+    config.mesh = section(MeshSettings)
+    config.rollout_mesh = section(RolloutMeshSettings)
     # total_steps is computed from steps, epochs and minibatches.
     config.actor_optimizer = section(OptimizerConfig, learning_rate=1e-6)
     config.critic_optimizer = section(OptimizerConfig, learning_rate=1e-5)

@@ -23,12 +23,12 @@ def arm(phase: str, step: int) -> None:
     if phase == "rollout":
         play = collector.Collector.play
 
-        def play_half(self, params, episodes, sampling, *, policy_step, on_finished=None):
+        def play_half(self, params, episodes, sampling, *, policy_step, on_round=None):
             def count(finished, total):
                 if policy_step == step and finished >= total / 2 and sampling.temperature > 0:
                     kill()
 
-            return play(self, params, episodes, sampling, policy_step=policy_step, on_finished=count)
+            return play(self, params, episodes, sampling, policy_step=policy_step, on_round=count)
 
         collector.Collector.play = play_half
     elif phase == "update":

@@ -20,7 +20,11 @@ def inputs(length, heads, kv_heads, dtype=jnp.float32):
     return q, k, v, jnp.asarray(segment_ids)
 
 
-@pytest.mark.parametrize("name", [name for name in ATTENTION if name != "einsum"])
+# "splash" runs on TPUs alone; see test_splash_attention.
+ANYWHERE = [name for name in ATTENTION if name != "splash"]
+
+
+@pytest.mark.parametrize("name", [name for name in ANYWHERE if name != "einsum"])
 @pytest.mark.parametrize(("length", "heads", "kv_heads"), [(7, 2, 2), (64, 4, 2), (150, 6, 2), (700, 2, 1)])
 def test_values_and_gradients_equal_the_dense_reference(name, length, heads, kv_heads):
     *qkv, segment_ids = inputs(length, heads, kv_heads)
@@ -39,7 +43,7 @@ def test_values_and_gradients_equal_the_dense_reference(name, length, heads, kv_
         np.testing.assert_allclose(ours, reference, atol=5e-5)
 
 
-@pytest.mark.parametrize("name", ATTENTION)
+@pytest.mark.parametrize("name", ANYWHERE)
 def test_bfloat16_stays_bfloat16_and_close(name):
     *qkv, segment_ids = inputs(96, 4, 2, jnp.bfloat16)
     out = attention_by_name(name)(*qkv, segment_ids)
@@ -51,5 +55,5 @@ def test_bfloat16_stays_bfloat16_and_close(name):
 
 
 def test_unknown_name_lists_the_known_ones():
-    with pytest.raises(ValueError, match=r"unknown attention 'flash'; known: blocked, einsum"):
+    with pytest.raises(ValueError, match=r"unknown attention 'flash'; known: auto, blocked, einsum, splash"):
         attention_by_name("flash")

@@ -8,11 +8,19 @@ import pytest
 
 from configs.sections import parse_algo, section
 from turnppo_jax.command_line import finalise
+from turnppo_jax.models.sizes import SIZES
+from turnppo_jax.planning import topology as topologies
+from turnppo_jax.planning.model import model_sizes
+from turnppo_jax.planning.workload import expected_workload
 from turnppo_jax.settings import run_settings
 from turnppo_jax.training.algorithm import ALGORITHMS, AlgorithmConfig
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 NAMES = sorted(path.stem for path in (ROOT / "configs").glob("*.py") if path.stem not in ("__init__", "sections"))
+
+
+def paper(name):
+    return importlib.import_module(f"configs.paper.{name}")
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -47,3 +55,45 @@ def test_a_section_has_every_field_and_an_optional_one_can_be_set():
 def test_a_wrong_argument_lists_the_algorithms(argument):
     with pytest.raises(ValueError, match="allowed: algo=NAME with NAME in turn_ppo, token_ppo, grpo"):
         parse_algo(argument)
+
+
+PAPER = [(name, pair) for name in ("sokoban", "webshop") for pair in paper(name).HARDWARE]
+
+
+@pytest.mark.parametrize(("name", "pair"), PAPER, ids=[f"{name}-{'-'.join(pair)}" for name, pair in PAPER])
+def test_the_paper_s_configs_hold_its_numbers_and_fit_their_slice(name, pair):
+    model, slice_ = pair
+    config = paper(name).get_config(f"model={model},topology={slice_}")
+    settings = run_settings(finalise(config))
+    topology = topologies.parse(slice_)
+    algorithm, shape = settings.learner.algorithm, settings.learner.shape
+    batch, minibatch = {"sokoban": (512, 128), "webshop": (256, 64)}[name]
+    assert settings.num_episodes == batch and batch // algorithm.num_minibatches == minibatch
+    assert (algorithm.gamma, algorithm.gae_lambda, algorithm.epochs, algorithm.group_size) == (0.99, 0.9, 1, 1)
+    assert (algorithm.clip_low, algorithm.clip_high, algorithm.kl_coef) == (0.2, 0.2, 0.0)
+    assert (algorithm.ratio_pooling, algorithm.critic_target) == ("product", "monte_carlo")
+    assert settings.actor_optimizer.learning_rate == 1e-6 and settings.critic_optimizer.learning_rate == 1e-5
+    # Meshes of exactly the slice's chips, samplers inside a host, rows that the kernels and the mesh can split.
+    mesh = settings.mesh
+    assert mesh.data * mesh.fsdp * mesh.tensor == topology.num_devices
+    assert topology.host.num_devices % settings.rollout_mesh.tensor == 0
+    shards = topology.host.num_devices // settings.rollout_mesh.tensor
+    assert settings.sampler.num_slots % shards == 0
+    assert shape.micro_rows % (mesh.data * mesh.fsdp) == 0 and shape.tokens % 128 == 0
+    sizes = model_sizes(settings.model.name)
+    assert sizes == SIZES[model] and sizes.num_heads % mesh.tensor == 0
+    # The longest episode fits the context, the average one the plan.
+    plan, rollout = settings.plan, settings.rollout
+    prompts = plan.first_prompt_tokens + (rollout.max_turns - 1) * plan.next_prompt_tokens
+    assert prompts + rollout.max_turns * rollout.max_turn_tokens <= settings.sampler.context_length
+    limits = {"max_turn_tokens": rollout.max_turn_tokens, "context_length": settings.sampler.context_length}
+    work = expected_workload(plan, shape, algorithm, **limits)
+    assert work.actor.padding_share < 0.12
+
+
+def test_the_paper_s_configs_list_their_pairs():
+    assert paper("sokoban").get_config() == paper("sokoban").get_config("model=qwen2.5-3b,topology=v5e:4x4")
+    assert paper("sokoban").get_config("model=qwen2.5-7b").model.name == "Qwen/Qwen2.5-7B-Instruct"
+    for argument in ("model=qwen2.5-7b,topology=v5e:4x4", "algo=grpo", "model=qwen3-1.7b"):
+        with pytest.raises(ValueError, match=r"allowed: model=qwen2.5-3b,topology=v5e:4x4; .*topology=v6e:8x8$"):
+            paper("sokoban").get_config(argument)

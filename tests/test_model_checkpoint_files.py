@@ -8,54 +8,15 @@ import pytest
 from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 
-from tests.model_fixtures import FAMILIES, random_params, small_sizes
-from turnppo_jax.models.checkpoint_files import (
-    load_model_config,
-    load_weights,
-    resolve_model,
-    save_weights,
-    tensor_names,
-)
+from tests.checkpoint_fixtures import expected_parameters, source_tensors, write_sharded
+from tests.model_fixtures import FAMILIES, small_sizes
+from turnppo_jax.models.checkpoint_files import load_model_config, load_weights, resolve_model
 from turnppo_jax.models.decoder import decoder_shapes
-from turnppo_jax.models.tensor_files import INDEX_FILE, SINGLE_FILE
+from turnppo_jax.models.tensor_files import INDEX_FILE, SINGLE_FILE, TensorFiles
+from turnppo_jax.models.tensor_layout import paths_of, tensor_names
+from turnppo_jax.models.weight_saving import save_weights
 
 DTYPES = {"float32": np.float32, "bfloat16": ml_dtypes.bfloat16}
-
-
-def source_tensors(sizes, dtype=np.float32, seed=0):
-    """Tensors by Hugging Face name with the shapes that the family publishes, written down independently."""
-    d, f, h = sizes.hidden_size, sizes.intermediate_size, sizes.head_dim
-    queries, keys = sizes.num_heads * h, sizes.num_kv_heads * h
-    shapes = {"model.embed_tokens.weight": (sizes.vocab_size, d), "model.norm.weight": (d,)}
-    if not sizes.tie_word_embeddings:
-        shapes["lm_head.weight"] = (sizes.vocab_size, d)
-    for i in range(sizes.num_layers):
-        layer = {
-            "input_layernorm.weight": (d,), "post_attention_layernorm.weight": (d,),
-            "self_attn.q_proj.weight": (queries, d), "self_attn.k_proj.weight": (keys, d),
-            "self_attn.v_proj.weight": (keys, d), "self_attn.o_proj.weight": (d, queries),
-            "mlp.gate_proj.weight": (f, d), "mlp.up_proj.weight": (f, d), "mlp.down_proj.weight": (d, f),
-        }  # fmt: skip
-        if sizes.qkv_bias:
-            layer |= {f"self_attn.{n}_proj.bias": (s,) for n, s in (("q", queries), ("k", keys), ("v", keys))}
-        if sizes.qk_norm:
-            layer |= {"self_attn.q_norm.weight": (h,), "self_attn.k_norm.weight": (h,)}
-        shapes |= {f"model.layers.{i}.{name}": shape for name, shape in layer.items()}
-    rng = np.random.default_rng(seed)
-    return {name: rng.normal(size=shape).astype(dtype) for name, shape in shapes.items()}
-
-
-def write_sharded(directory, tensors, parts=3):
-    names = sorted(tensors)
-    weight_map = {}
-    for part in range(parts):
-        file_name = f"model-{part + 1:05d}-of-{parts:05d}.safetensors"
-        chosen = {name: tensors[name] for name in names[part::parts]}
-        save_file(chosen, directory / file_name)
-        weight_map |= dict.fromkeys(chosen, file_name)
-    index = {"metadata": {"total_size": sum(t.nbytes for t in tensors.values())}, "weight_map": weight_map}
-    (directory / INDEX_FILE).write_text(json.dumps(index))
-    return weight_map
 
 
 def raw(directory):
@@ -117,6 +78,17 @@ def test_values_land_where_the_names_say(tmp_path):
     )
 
 
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_value_is_where_it_belongs(family, tmp_path):
+    sizes = small_sizes(family, num_kv_heads=1, intermediate_size=37)
+    tensors = source_tensors(sizes)
+    write_sharded(tmp_path, tensors)
+    params, expected = paths_of(load_weights(tmp_path, sizes, jnp.float32)), expected_parameters(tensors, sizes)
+    assert params.keys() == expected.keys()
+    for path, value in expected.items():
+        np.testing.assert_array_equal(params[path], value, err_msg=path)
+
+
 def test_loads_in_the_dtype_asked_for(tmp_path):
     sizes = small_sizes("llama")
     save_file(source_tensors(sizes), tmp_path / SINGLE_FILE)
@@ -135,6 +107,18 @@ def test_loads_onto_shardings(tmp_path):
     params = load_weights(tmp_path, sizes, jnp.float32, places)
     assert jax.tree.map(lambda a: a.sharding, params) == places
     jax.tree.map(np.testing.assert_array_equal, params, load_weights(tmp_path, sizes, jnp.float32))
+
+
+def test_nothing_is_read_before_everything_is_checked(tmp_path, monkeypatch):
+    sizes = small_sizes("llama")
+    # The last tensor of all is the one that is wrong.
+    tensors = source_tensors(sizes) | {"lm_head.weight": np.ones((50, 31), np.float32)}
+    write_sharded(tmp_path, tensors)
+    read = []
+    monkeypatch.setattr(TensorFiles, "read", lambda files, name, slices: read.append(name))
+    with pytest.raises(ValueError, match=r"lm_head.weight has shape \(50, 31\), expected \(50, 32\)"):
+        load_weights(tmp_path, sizes, jnp.float32)
+    assert not read
 
 
 @pytest.mark.parametrize("sharded", [False, True])
@@ -210,20 +194,6 @@ def test_wrong_shards_are_named(tmp_path):
     fails(f"no {SINGLE_FILE} and no {INDEX_FILE}")
 
 
-def test_two_sets_of_weights_are_refused_and_saving_leaves_one(tmp_path):
-    sizes = small_sizes("llama")
-    write_sharded(tmp_path, source_tensors(sizes))
-    params = load_weights(tmp_path, sizes, jnp.float32)
-    save_weights(params, sizes, tmp_path, "float32")
-    assert [path.name for path in tmp_path.iterdir()] == [SINGLE_FILE]
-    save_weights(params, sizes, tmp_path, "float32", max_shard_bytes=20_000)
-    assert not (tmp_path / SINGLE_FILE).exists()
-    jax.tree.map(np.testing.assert_array_equal, load_weights(tmp_path, sizes, jnp.float32), params)
-    save_file({"x": np.ones(1)}, tmp_path / SINGLE_FILE)
-    with pytest.raises(ValueError, match=r"both model.safetensors and model.safetensors.index.json"):
-        load_weights(tmp_path, sizes, jnp.float32)
-
-
 def test_tied_checkpoint_may_repeat_its_embedding_but_not_differ(tmp_path):
     sizes = small_sizes("qwen2")
     tensors = source_tensors(sizes)
@@ -244,19 +214,6 @@ def test_rotary_tables_of_old_checkpoints_are_passed_over(tmp_path):
     extra = {"model.layers.0.self_attn.rotary_emb.inv_freq": np.ones(4, np.float32)}
     save_file(source_tensors(sizes) | extra, tmp_path / SINGLE_FILE)
     load_weights(tmp_path, sizes, jnp.float32)
-
-
-def test_save_refuses_what_does_not_fit(tmp_path):
-    sizes = small_sizes("llama")
-    params = random_params(sizes)
-    with pytest.raises(ValueError, match="dtype='float16'; allowed: float32, bfloat16"):
-        save_weights(params, sizes, tmp_path, "float16")
-    with pytest.raises(ValueError, match="parameter lm_head/kernel is missing"):
-        save_weights({k: v for k, v in params.items() if k != "lm_head"}, sizes, tmp_path, "float32")
-    with pytest.raises(ValueError, match="parameter extra is unknown"):
-        save_weights(params | {"extra": jnp.ones(1)}, sizes, tmp_path, "float32")
-    with pytest.raises(ValueError, match=r"parameter final_norm/scale has shape \(3,\), the sizes say \(32,\)"):
-        save_weights(params | {"final_norm": {"scale": jnp.ones(3)}}, sizes, tmp_path, "float32")
 
 
 def test_config_errors_name_the_file(tmp_path):

@@ -12,9 +12,10 @@ from safetensors.numpy import load_file
 from tests.golden import make_model_parity as golden
 from tests.model_fixtures import FAMILIES, random_params, random_tokens, small_sizes, whole_row
 from turnppo_jax import export
-from turnppo_jax.models.checkpoint_files import load_model_config, load_weights, save_weights
+from turnppo_jax.models.checkpoint_files import load_model_config, load_weights
 from turnppo_jax.models.decoder import bind
 from turnppo_jax.models.sizes import SIZES
+from turnppo_jax.models.weight_saving import save_weights
 
 KEPT = {"tokenizer.json": "{}", "tokenizer_config.json": '{"a": 1}', "generation_config.json": '{"temperature": 0.7}',
         "chat_template.jinja": "{{ messages }}", "merges.txt": "#version", "tokenizer.model": "\x01"}  # fmt: skip
@@ -93,7 +94,7 @@ def test_errors_are_one_line(tmp_path, monkeypatch):
     other = small_sizes("qwen3", num_token_ids=50, rope_theta=7e5)
     with pytest.raises(ValueError, match=r"rope_theta is 10000.0 in its config.json and 700000.0 in the parameters"):
         export.export_model(params, other, tmp_path / "out", source=source)
-    monkeypatch.setattr(export, "restore_actor_params", lambda workdir, step: (params, sizes, {"steps": 3}))
+    monkeypatch.setattr(export, "restore_actor_params", lambda workdir, step, shardings: (params, sizes, {"steps": 3}))
     with pytest.raises(ValueError, match="names no model; pass --source"):
         export.export_workdir(tmp_path, tmp_path / "out")
 
@@ -104,7 +105,7 @@ def test_workdir_of_a_loaded_model_keeps_its_source(tmp_path, monkeypatch):
     params = source_directory(source, sizes, "bfloat16")
     calls = []
 
-    def restore(workdir, step):
+    def restore(workdir, step, shardings):
         calls.append((workdir, step))
         return params, small_sizes("llama", num_token_ids=47), {"model": {"name": str(source)}}
 
@@ -124,7 +125,7 @@ def test_workdir_of_fresh_weights_gets_the_builtin_tokenizer_and_transformers_ge
     sizes = dataclasses.replace(SIZES["tiny-qwen3"], num_layers=1, vocab_size=rows, num_token_ids=rows)
     params = random_params(sizes)
     config = {"model": {"name": "tiny-qwen3"}}
-    monkeypatch.setattr(export, "restore_actor_params", lambda workdir, step: (params, sizes, config))
+    monkeypatch.setattr(export, "restore_actor_params", lambda workdir, step, shardings: (params, sizes, config))
     export.export_workdir("run", tmp_path)
     model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, attn_implementation="eager").eval()
     loaded = transformers.AutoTokenizer.from_pretrained(tmp_path)

@@ -9,9 +9,10 @@ from safetensors.numpy import save_file
 
 from tests.golden import make_model_parity as golden
 from tests.model_fixtures import random_params
-from turnppo_jax.models.checkpoint_files import load_model_config, load_weights, save_weights
+from turnppo_jax.models.checkpoint_files import load_model_config, load_weights
 from turnppo_jax.models.decoder import bind
 from turnppo_jax.models.sizes import SIZES, ModelSizes
+from turnppo_jax.models.weight_saving import save_weights
 
 # The bar of the issue, in float32. Same bits of rotary frequencies, so positions of 5,000 cost nothing; what is
 # left is the order of sums (measured: below 1e-5).

@@ -1,6 +1,4 @@
-import os
-import subprocess
-import sys
+import types
 
 import jax
 import jax.numpy as jnp
@@ -14,11 +12,23 @@ from turnppo_jax.models.cache import init_cache
 from turnppo_jax.models.critic import init_critic
 from turnppo_jax.models.decoder import bind, decoder_shapes
 from turnppo_jax.models.logical_axes import LOGICAL_AXES, axes_of, logical_axes, path_name
-from turnppo_jax.models.sizes import SIZES
-from turnppo_jax.parallel.mesh import MESH_AXES, make_mesh
-from turnppo_jax.parallel.sharding import RULES, shard, shardings
-
-EIGHT = "--xla_force_host_platform_device_count=8"
+from turnppo_jax.parallel.mesh import (
+    MESH_AXES,
+    MeshSettings,
+    RolloutMeshSettings,
+    host_major,
+    make_mesh,
+    rollout_mesh,
+)
+from turnppo_jax.parallel.sharding import (
+    RULES,
+    kv_head_copies,
+    mesh_axes,
+    partition_spec,
+    shard,
+    shardings,
+)
+from turnppo_jax.parallel.weight_sync import make_weight_sync
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -81,73 +91,74 @@ def test_mesh_errors_name_axis_and_numbers():
         make_mesh(data=2, fsdp=999)
     with pytest.raises(ValueError, match="needs 1 devices, there are 2"):
         make_mesh(devices=jax.devices()[:1] * 2)
+    with pytest.raises(ValueError, match=r"mesh axis sequence=2; allowed: 1 \(a row is not split\)"):
+        make_mesh(sequence=2)
+    with pytest.raises(ValueError, match=r"mesh.fsdp=0; allowed: at least 1"):
+        MeshSettings(fsdp=0)
 
 
-def run_on_eight_devices():
-    """Body of the test below, in a process that sees 8 devices; the names of its checks are printed."""
-    assert len(jax.devices()) == 8
-    for family in ("qwen2", "llama"):
-        sizes = small_sizes(family, hidden_size=32, intermediate_size=48)
-        params = random_params(sizes)
-        tokens, (positions, segment_ids) = random_tokens(sizes, 4, 6), whole_row(6)
-        row = [jnp.asarray(x) for x in (tokens, jnp.tile(positions, (4, 1)), jnp.tile(segment_ids, (4, 1)))]
-
-        def loss(params, tokens, positions, segment_ids, sizes=sizes):
-            model = bind(params, sizes)
-            return jnp.sum(jnp.sin(model.logits(model.hidden_states(tokens, positions, segment_ids))[..., :40]))
-
-        step = jax.jit(jax.value_and_grad(loss))
-        expected = step(params, *row)
-        mesh = make_mesh(data=2, fsdp=2, tensor=2)
-        placed = shard(mesh, params)
-        q = placed["layers"]["attention"]["q"]["kernel"]
-        assert q.sharding.spec == PartitionSpec(None, "fsdp", "tensor")
-        assert q.addressable_shards[0].data.shape == (2, 16, 2, 8)
-        rows = jax.sharding.NamedSharding(mesh, PartitionSpec(("data", "fsdp")))
-        sharded = step(placed, *(jax.device_put(x, rows) for x in row))
-        # Sums over shards in another order, gradients up to 20: 1e-4 is 50 units in their last place.
-        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4), sharded, expected)
-        print("sharded = unsharded", family)
-    # 0.5B has 14 query and 2 key/value heads: tensor=4 divides neither.
-    odd = shardings(make_mesh(tensor=4), decoder_shapes(SIZES["qwen2.5-0.5b"]))
-    attention = odd["layers"]["attention"]
-    assert (
-        attention["q"]["kernel"].spec == attention["o"]["kernel"].spec == attention["k"]["bias"].spec == PartitionSpec()
-    )
-    assert odd["layers"]["mlp"]["up"]["kernel"].spec == PartitionSpec(None, None, "tensor")
-    # 1.5B has 12 query and 2 key/value heads: the queries are split, the keys replicated.
-    attention = shardings(make_mesh(tensor=4), decoder_shapes(SIZES["qwen2.5-1.5b"]))["layers"]["attention"]
-    assert attention["q"]["kernel"].spec == PartitionSpec(None, None, "tensor")
-    assert attention["k"]["kernel"].spec == PartitionSpec()
-    cache = jax.eval_shape(lambda: init_cache(SIZES["qwen2.5-1.5b"], 8, 256))
-    placed = shardings(make_mesh(data=2, fsdp=2, tensor=2), {"cache": cache})["cache"]
-    assert placed.k.spec == PartitionSpec(None, None, ("data", "fsdp"), "tensor")
-    assert placed.lengths.spec == PartitionSpec(("data", "fsdp"))
-    again = shardings(make_mesh(data=1, fsdp=4), decoder_shapes(SIZES["qwen2.5-0.5b"]))
-    assert again["embed"]["embedding"].spec == PartitionSpec(None, "fsdp")
-    print("tables")
+def test_rollout_mesh_is_a_reshape_of_the_same_devices():
+    training = make_mesh(devices=jax.devices()[:1])
+    assert dict(rollout_mesh(training).shape) == dict(training.shape)
+    with pytest.raises(ValueError, match=r"rollout_mesh.data=2 \* rollout_mesh.tensor=1; allowed: a product of 1"):
+        rollout_mesh(training, data=2, tensor=1)
+    with pytest.raises(ValueError, match=r"rollout_mesh\.tensor=-1; allowed: at least 1, or 0 to choose"):
+        RolloutMeshSettings(tensor=-1)
 
 
-def test_sharded_equals_unsharded_on_eight_devices():
-    # The number of devices is fixed at the first use of jax, hence a process of its own.
-    code = "from tests.test_parallel import run_on_eight_devices; run_on_eight_devices()"
-    environment = os.environ | {"XLA_FLAGS": EIGHT, "JAX_PLATFORMS": "cpu"}
-    root = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-    command = [sys.executable, "-c", code]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=root, check=False)
-    assert done.returncode == 0, done.stderr[-2000:]
-    lines = done.stdout.splitlines()
-    assert [line for line in lines if not line.startswith("sharding:")] == [
-        "sharded = unsharded qwen2",
-        "sharded = unsharded llama",
-        "tables",
-    ]
-    # Each fallback is told once, with the reason.
-    told = [line for line in lines if line.startswith("sharding:")]
-    assert len(told) == len(set(told))
-    odd = "attention is not split over it and runs on the data axes alone"
-    assert f"sharding: tensor=4 does not divide heads=14: {odd}" in told
-    assert "sharding: tensor=4 does not divide kv_heads=2: key/value heads are replicated over it" in told
+def test_weights_on_one_device_are_given_or_cast():
+    sizes, mesh = small_sizes("qwen2"), make_mesh(devices=jax.devices()[:1])
+    params = shard(mesh, random_params(sizes))
+    assert make_weight_sync(sizes, mesh, rollout_mesh(mesh), "float32")(params) is params
+    cast = make_weight_sync(sizes, mesh, rollout_mesh(mesh), "bfloat16")(params)
+    # Norm scales stay float32, and what comes out does not die with the state that trains.
+    assert cast["final_norm"]["scale"].dtype == jnp.float32
+    assert {leaf.dtype for leaf in jax.tree.leaves(cast["layers"]["mlp"])} == {jnp.dtype(jnp.bfloat16)}
+    want = params["embed"]["embedding"].astype(jnp.bfloat16)
+    jax.tree.map(lambda leaf: leaf.delete(), params)
+    np.testing.assert_array_equal(cast["embed"]["embedding"], want)
+    assert np.isfinite(cast["final_norm"]["scale"]).all()
+
+
+def test_devices_stand_host_after_host():
+    def device(slice_index, process_index, id):
+        return types.SimpleNamespace(slice_index=slice_index, process_index=process_index, id=id)
+
+    # As on a torus of two hosts with two by two chips each: ids go through the rows of the torus.
+    given = [device(0, (i // 2) % 2, i) for i in range(8)] + [device(1, 2, 8)]
+    order = [d.id for d in host_major(reversed(given))]
+    assert order == [0, 1, 4, 5, 2, 3, 6, 7, 8]
+    assert [d.id for d in host_major(jax.devices())] == [d.id for d in jax.devices()]  # no slices on a CPU
+
+
+def test_an_axis_is_split_by_what_divides_it(capsys):
+    mesh = jax.sharding.AbstractMesh((2, 4, 2, 1), MESH_AXES)
+    assert mesh_axes(mesh, "rows", 16) == ("data", "fsdp")
+    assert mesh_axes(mesh, "rows", 6) == ("data",)
+    assert mesh_axes(mesh, "rows", 3) == ()
+    assert partition_spec(mesh, ("rows", None, "heads"), (8, 5, 6)) == PartitionSpec(("data", "fsdp"), None, "tensor")
+    told = capsys.readouterr().out.splitlines()
+    assert "sharding: data*fsdp=8 does not divide rows=6: that axis is split over data alone" in told
+    assert "sharding: data*fsdp=8 does not divide rows=3: that axis is replicated over it" in told
+    with pytest.raises(ValueError, match="logical axis 'columm' has no rule; known: vocab"):
+        mesh_axes(mesh, "columm", 4)
+
+
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "tensor", "copies"),
+    [(16, 2, 1, 1), (16, 2, 2, 1), (16, 2, 4, 2), (16, 2, 8, 4), (28, 4, 8, 1), (12, 4, 6, 3), (8, 8, 4, 1)],
+)
+def test_copies_of_key_value_heads(heads, kv_heads, tensor, copies):
+    """Every part of the query heads finds its key/value heads beside it, in order; 28 heads are not split by 8."""
+    mesh = jax.sharding.AbstractMesh((1, 1, tensor, 1), MESH_AXES)
+    assert kv_head_copies(mesh, heads, kv_heads) == copies
+    parts = tensor if heads % tensor == 0 else 1
+    stored = np.repeat(np.arange(kv_heads), copies).reshape(parts, -1)
+    asked = (np.arange(heads) // (heads // kv_heads)).reshape(parts, -1)
+    for part in range(parts):
+        group = asked.shape[1] // stored.shape[1]
+        np.testing.assert_array_equal(np.repeat(stored[part], group), asked[part])
+    assert kv_head_copies(None, heads, kv_heads) == 1
 
 
 def test_path_names():

@@ -10,7 +10,7 @@ import pytest
 from turnppo_jax.models.decoder import bind, init_decoder
 from turnppo_jax.models.head import token_logprobs
 from turnppo_jax.models.sizes import SIZES
-from turnppo_jax.parallel.mesh import make_mesh
+from turnppo_jax.parallel.mesh import MESH_AXES, make_mesh
 from turnppo_jax.rollout.sampler import Sampler, SamplerSettings, Sampling, episode_keys
 from turnppo_jax.rollout.scheduler import Scheduler
 from turnppo_jax.types import StopReason
@@ -217,6 +217,17 @@ def test_what_cannot_be_is_refused_by_name(params):
         SamplerSettings(num_slots=0, context_length=8)
     with pytest.raises(ValueError, match=r"top_p must be in \(0, 1\], got 0"):
         Sampling(top_p=0)
+    with pytest.raises(ValueError, match="unknown cache attention 'block'; known: blocks"):
+        settings(attention="block")
+    four = jax.sharding.AbstractMesh((2, 2, 2, 1), MESH_AXES)
+    assert settings(num_slots=8).data_shards(four) == 4
+    with pytest.raises(ValueError, match=r"sampler.num_slots=6; allowed: a multiple of 4, .* \(data=2, fsdp=2\)"):
+        settings(num_slots=6).data_shards(four)
     sampler = Sampler(SIZES_HERE, MESH, settings(), EOS)
+    with pytest.raises(ValueError, match="set_params first"):
+        sampler.decode(*[None] * 4, Sampling())
+    sampler.set_params(params)
+    sampler.prefill(np.zeros(4, np.int32), np.full(2, -1), np.zeros((2, 16), np.int32), np.zeros(2, np.int32))
+    sampler.release()
     with pytest.raises(ValueError, match="set_params first"):
         sampler.decode(*[None] * 4, Sampling())

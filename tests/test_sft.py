@@ -72,12 +72,12 @@ def one_step(model, batch, config=CONFIG):
     """Metrics and new parameters of one step; Adam's first step hides the gradient's size, so grad_norm tells."""
     params, sizes = model
     state = init_state(make_optimizer(config.optimizer), jax.tree.map(jnp.copy, params))
-    state, metrics = supervised_programs(sizes, config)[0](state, batch)
+    state, metrics = supervised_programs(sizes, make_mesh(), config)[0](state, batch)
     return jax.device_get(metrics), jax.device_get(state.params)
 
 
 def evaluate(model, batch, config=CONFIG):
-    metrics = supervised_programs(model[1], config)[1](model[0], batch)
+    metrics = supervised_programs(model[1], make_mesh(), config)[1](model[0], batch)
     return [float(metrics[name]) for name in ("sft/heldout_loss", "sft/accuracy", "sft/entropy")]
 
 
@@ -153,7 +153,7 @@ def test_toy_set_is_learned_to_the_entropy_floor_in_one_compilation(model, toy):
     # The caller's parameters are neither changed nor given away.
     jax.tree.map(np.testing.assert_array_equal, before, jax.device_get(params))
     assert not np.array_equal(jax.device_get(trained)["embed"]["embedding"], before["embed"]["embedding"])
-    step_program, _ = supervised_programs(sizes, CONFIG)
+    step_program, _ = supervised_programs(sizes, make_mesh(), CONFIG)
     known = step_program._cache_size()
     train_supervised(
         params, sizes, make_mesh(), demos.endless_batches(toy, SHAPE, seed=1), CONFIG, heldout=packed_batch(toy[:3])
@@ -300,6 +300,7 @@ def test_settings_out_of_range_are_named(chat):
         ({"steps": 0}, "steps=0; allowed: at least 1"),
         ({"stop_entropy": -1.0}, "stop_entropy=-1.0"),
         ({"schedule": "sudden"}, "schedule='sudden'"),
+        ({"attention": "flash"}, "unknown attention 'flash'; known: auto, blocked"),
     ]
     for fields, message in cases:
         with pytest.raises(ValueError, match=message):

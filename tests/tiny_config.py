@@ -3,6 +3,7 @@
 from ml_collections import ConfigDict
 
 from configs.sections import parse_algo, section, sft_section
+from turnppo_jax.parallel.mesh import MeshSettings, RolloutMeshSettings
 from turnppo_jax.rollout.sampler import SamplerSettings
 from turnppo_jax.settings import CheckpointSettings, ModelSettings, RolloutSettings, RowSettings
 from turnppo_jax.training.algorithm import ALGORITHMS, AlgorithmConfig
@@ -30,6 +31,8 @@ def get_config(argument: str = "") -> ConfigDict:
     config.rows = section(RowSettings, micro_rows=2)
     config.forward = section(ForwardSettings)
     config.algorithm = algorithm
+    config.mesh = section(MeshSettings)
+    config.rollout_mesh = section(RolloutMeshSettings)
     config.actor_optimizer = section(OptimizerConfig, learning_rate=3e-4)
     config.critic_optimizer = section(OptimizerConfig, learning_rate=1e-3)
     config.sft = sft_section(steps=0)

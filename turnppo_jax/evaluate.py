@@ -3,9 +3,11 @@
     python -m turnppo_jax.evaluate --config=configs/NAME.py [--workdir=DIR [--step=N]] [--config.evaluation.samples=8]
 
 With --workdir it takes the newest checkpoint of that run (or step N), without one `config.model.name`.
---output=FILE also writes the numbers as JSON.
+--output=FILE also writes the numbers as JSON. With several hosts it is started on each of them (see `host_flags`);
+they divide the episodes, and the first prints and writes.
 """
 
+import dataclasses
 import json
 import pathlib
 from typing import Any
@@ -13,8 +15,11 @@ from typing import Any
 from absl import flags
 
 from turnppo_jax import command_line
-from turnppo_jax.parallel.mesh import make_mesh
+from turnppo_jax.host_flags import joined_hosts
+from turnppo_jax.parallel.agreement import together
+from turnppo_jax.parallel.hosts import check_inside_hosts, check_same, host_mesh, is_first, local_view
 from turnppo_jax.parallel.sharding import shardings
+from turnppo_jax.parallel.weight_sync import make_weight_sync
 from turnppo_jax.policy import load_policy
 from turnppo_jax.rollout.collector import Collector
 from turnppo_jax.rollout.sampler import Sampler
@@ -40,19 +45,26 @@ def run(config: dict[str, Any], workdir: pathlib.Path | None, step: int | None) 
     Raises:
       UserError, ValueError: one line about the field that is wrong.
     """
-    settings = run_settings(config)
-    if step is not None and workdir is None:
-        raise command_line.UserError(f"--step={step} needs --workdir=DIR")
-    mesh = make_mesh(**settings.mesh)
-    start = workdir / "start" if workdir else None
-    name = str(start) if start and start.is_dir() else settings.model.name
-    policy = load_policy(
-        name,
-        seed=settings.seed,
-        mesh=mesh,
-        thinking=settings.model.thinking,
-        chat_template=settings.model.chat_template,
-    )
+    with together():
+        settings = run_settings(config)
+        if step is not None and workdir is None:
+            raise command_line.UserError(f"--step={step} needs --workdir=DIR")
+        mesh = settings.mesh.make()
+        rollout_mesh = settings.rollout_mesh.make(mesh)
+        if not settings.rollout.lockstep:
+            check_inside_hosts(mesh, "mesh")
+        sampling_mesh = host_mesh(rollout_mesh, lockstep=settings.rollout.lockstep)
+    check_same("config", config)
+    with together():
+        start = workdir / "start" if workdir else None
+        name = str(start) if start and start.is_dir() else settings.model.name
+        policy = load_policy(
+            name,
+            seed=settings.seed,
+            mesh=mesh,
+            thinking=settings.model.thinking,
+            chat_template=settings.model.chat_template,
+        )
     params, sizes = policy.params, policy.sizes
     if workdir is not None:
         params, sizes, _ = restore_actor_params(workdir, step, shardings=lambda shapes: shardings(mesh, shapes))
@@ -60,9 +72,18 @@ def run(config: dict[str, Any], workdir: pathlib.Path | None, step: int | None) 
             raise command_line.UserError(
                 f"the checkpoint in {workdir} holds another model than config.model.name={name}"
             )
-    sampler = Sampler(sizes, mesh, settings.sampler, policy.chat.eos_ids)
+    # From here on only the weights that sample are held.
+    policy = dataclasses.replace(policy, params=None)
+    params = make_weight_sync(sizes, mesh, rollout_mesh, settings.sampler.compute_dtype)(params)
+    params = local_view(params, sampling_mesh)
+    sampler = Sampler(sizes, sampling_mesh, settings.sampler, policy.chat.eos_ids)
     with Collector(
-        sampler, policy.chat, settings.eval_env, settings.rollout.limits, stop_strings=settings.rollout.stop_strings
+        sampler,
+        policy.chat,
+        settings.eval_env,
+        settings.rollout.limits,
+        stop_strings=settings.rollout.stop_strings,
+        lockstep=settings.rollout.lockstep,
     ) as examinees:
         return evaluate(
             examinees,
@@ -77,11 +98,14 @@ def run(config: dict[str, Any], workdir: pathlib.Path | None, step: int | None) 
 def main(_) -> None:
     """Evaluates as the flags say."""
     workdir = pathlib.Path(_WORKDIR.value) if _WORKDIR.value else None
-    result = run(command_line.finalise(_CONFIG.value), workdir, _STEP.value)
-    for line in result.lines:
-        print(line)
-    if _OUTPUT.value:
-        write_atomically(pathlib.Path(_OUTPUT.value), (json.dumps(result.metrics, indent=2) + "\n").encode())
+    with joined_hosts():
+        result = run(command_line.finalise(_CONFIG.value), workdir, _STEP.value)
+        if not is_first():
+            return
+        for line in result.lines:
+            print(line)
+        if _OUTPUT.value:
+            write_atomically(pathlib.Path(_OUTPUT.value), (json.dumps(result.metrics, indent=2) + "\n").encode())
 
 
 if __name__ == "__main__":

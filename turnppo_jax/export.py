@@ -11,11 +11,14 @@ import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import jax
 from absl import flags
 
 from turnppo_jax import command_line
 from turnppo_jax.models.checkpoint_files import resolve_model
 from turnppo_jax.models.sizes import SIZES
+from turnppo_jax.parallel.mesh import make_mesh
+from turnppo_jax.parallel.sharding import shardings
 from turnppo_jax.policy import export_model
 from turnppo_jax.rollout.builtin_tokenizer import build_tokenizer
 from turnppo_jax.training.checkpoint import restore_actor_params
@@ -49,13 +52,19 @@ def export_workdir(
     Raises:
       ValueError: no checkpoint, no source, or as `export_model`.
     """
-    params, sizes, config = restore_actor_params(workdir, step)
+    params, sizes, config = restore_actor_params(workdir, step, shardings=_spread)
     source = source or _model_name(config)
     if source is None:
         raise ValueError(f"{workdir}: the run's config names no model; pass --source")
     if source in SIZES and not pathlib.Path(source).is_dir():
         return export_model(params, sizes, output, tokenizer=build_tokenizer(), dtype=dtype)
     return export_model(params, sizes, output, source=resolve_model(source), dtype=dtype)
+
+
+def _spread(shapes: Any) -> Any:
+    """Shardings over the devices here: a model that trained on many of them may not fit on one."""
+    devices = jax.local_devices()
+    return shardings(make_mesh(fsdp=len(devices), devices=devices), shapes)
 
 
 def _model_name(config: Mapping[str, Any]) -> str | None:

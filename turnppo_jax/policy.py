@@ -13,11 +13,14 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.experimental import multihost_utils
+from jax.sharding import Mesh
 
-from turnppo_jax.models.checkpoint_files import load_model_config, load_weights, resolve_model, save_weights
+from turnppo_jax.models.checkpoint_files import load_model_config, load_weights, resolve_model
 from turnppo_jax.models.decoder import decoder_shapes, init_decoder
 from turnppo_jax.models.sizes import SIZES, ModelSizes
-from turnppo_jax.parallel.sharding import shard, shardings
+from turnppo_jax.models.weight_saving import save_weights
+from turnppo_jax.parallel.sharding import shardings
 from turnppo_jax.rollout.builtin_tokenizer import build_tokenizer
 from turnppo_jax.rollout.chat import Chat, load_tokenizer
 
@@ -57,13 +60,16 @@ class Policy:
     source: pathlib.Path | None
 
 
-def load_policy(name: str, *, seed: int, mesh=None, thinking: bool = True, chat_template: str = "") -> Policy:
+def load_policy(
+    name: str, *, seed: int, mesh: Mesh | None = None, thinking: bool = True, chat_template: str = ""
+) -> Policy:
     """Loads a model with its tokenizer, or makes a fresh one.
 
     Args:
       name: directory, hub id, or a key of `SIZES` (a directory of that name wins).
       seed: of fresh weights.
-      mesh: places the parameters by the sharding rules; None leaves them on the default device.
+      mesh: places the parameters by the sharding rules, each device's part made or read for it alone; None leaves
+        them on the default device.
       thinking: see `Chat`.
       chat_template: see `load_tokenizer`.
 
@@ -75,8 +81,8 @@ def load_policy(name: str, *, seed: int, mesh=None, thinking: bool = True, chat_
         chat = Chat(tokenizer, thinking=thinking)
         rows = -(-chat.num_token_ids // _VOCAB_MULTIPLE) * _VOCAB_MULTIPLE
         sizes = dataclasses.replace(SIZES[name], vocab_size=rows, num_token_ids=chat.num_token_ids)
-        params = init_decoder(sizes, jax.random.key(seed))
-        return Policy(params if mesh is None else shard(mesh, params), sizes, chat, tokenizer, None)
+        params = init_decoder(sizes, jax.random.key(seed), shardings=_places(mesh, sizes))
+        return Policy(params, sizes, chat, tokenizer, None)
     directory = resolve_model(name)
     tokenizer = load_tokenizer(directory, template=chat_template)
     chat = Chat(tokenizer, thinking=thinking)
@@ -87,8 +93,8 @@ def load_policy(name: str, *, seed: int, mesh=None, thinking: bool = True, chat_
             f"{sizes.vocab_size} rows"
         )
     sizes = dataclasses.replace(sizes, num_token_ids=chat.num_token_ids)
-    places = None if mesh is None else shardings(mesh, decoder_shapes(sizes))
-    return Policy(load_weights(directory, sizes, jnp.float32, places), sizes, chat, tokenizer, directory)
+    params = load_weights(directory, sizes, jnp.float32, _places(mesh, sizes))
+    return Policy(params, sizes, chat, tokenizer, directory)
 
 
 def save_policy(policy: Policy, directory: str | os.PathLike, dtype: str = "float32") -> None:
@@ -119,7 +125,7 @@ def export_model(
       max_shard_bytes: see `save_weights`.
 
     Returns:
-      The directory.
+      The directory. With several processes all must call; process 0 writes, the others return when it stands.
 
     Raises:
       ValueError: the source's config.json does not fit the sizes, `output` is `source`, unknown dtype.
@@ -146,15 +152,22 @@ def export_model(
             config["torch_dtype"] = dtype
     limit = {} if max_shard_bytes is None else {"max_shard_bytes": max_shard_bytes}
     save_weights(params, sizes, output, dtype, **limit)
-    if source is None:
-        if tokenizer is not None:
-            tokenizer.save_pretrained(output)
-    else:
-        for name in KEPT_FILES:
-            if (source / name).is_file():
-                shutil.copyfile(source / name, output / name)
-    (output / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+    if jax.process_index() == 0:
+        if source is None:
+            if tokenizer is not None:
+                tokenizer.save_pretrained(output)
+        else:
+            for name in KEPT_FILES:
+                if (source / name).is_file():
+                    shutil.copyfile(source / name, output / name)
+        (output / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+    if jax.process_count() > 1:
+        multihost_utils.sync_global_devices("turnppo_jax: model directory written")
     return output
+
+
+def _places(mesh: Mesh | None, sizes: ModelSizes) -> Any:
+    return None if mesh is None else shardings(mesh, decoder_shapes(sizes))
 
 
 def _check_same(sizes: ModelSizes, source_sizes: ModelSizes, source: pathlib.Path) -> None:

@@ -9,6 +9,8 @@ from typing import Any
 
 from envs.registry import check_id
 from turnppo_jax.command_line import UserError, build
+from turnppo_jax.parallel.mesh import MeshSettings, RolloutMeshSettings
+from turnppo_jax.planning.workload import PlanSettings
 from turnppo_jax.rollout.collector import EnvSettings
 from turnppo_jax.rollout.episodes import PlayLimits
 from turnppo_jax.rollout.sampler import SamplerSettings, Sampling
@@ -44,6 +46,8 @@ class RolloutSettings:
       max_turns, max_turn_tokens, max_retries: see PlayLimits.
       temperature, top_p, top_k: see Sampling; the temperature must be above 0.
       stop_strings: a response ends with the token that completes one of them.
+      lockstep: one sampler over the devices of all hosts, for a model too large for those of one; by default each
+        host has a sampler of its own.
     """
 
     num_prompts: int
@@ -54,6 +58,7 @@ class RolloutSettings:
     top_p: float = 1.0
     top_k: int = 0
     stop_strings: tuple[str, ...] = ()
+    lockstep: bool = False
 
     def __post_init__(self):
         if self.num_prompts < 1:
@@ -116,7 +121,9 @@ class RunSettings:
     checkpoint: CheckpointSettings
     writers: tuple[str, ...]
     sft: dict[str, Any]
-    mesh: dict[str, int]
+    mesh: MeshSettings
+    rollout_mesh: RolloutMeshSettings
+    plan: PlanSettings
 
     @property
     def num_episodes(self) -> int:
@@ -126,7 +133,7 @@ class RunSettings:
 
 _SECTIONS = (
     "actor_optimizer", "algorithm", "checkpoint", "critic_optimizer", "env", "evaluation", "forward", "mesh",
-    "model", "rollout", "rows", "sampler", "seed", "sft", "steps", "writers",
+    "model", "plan", "rollout", "rollout_mesh", "rows", "sampler", "seed", "sft", "steps", "writers",
 )  # fmt: skip
 
 
@@ -171,7 +178,9 @@ def run_settings(config: Mapping[str, Any]) -> RunSettings:
         checkpoint=build(CheckpointSettings, config.get("checkpoint", {}), "config.checkpoint"),
         writers=tuple(config.get("writers", ("jsonl", "console"))),
         sft=sft_settings(config.get("sft", {"steps": 0})),
-        mesh=dict(config.get("mesh", {})),
+        mesh=build(MeshSettings, config.get("mesh", {}), "config.mesh"),
+        rollout_mesh=build(RolloutMeshSettings, config.get("rollout_mesh", {}), "config.rollout_mesh"),
+        plan=build(PlanSettings, config.get("plan", {}), "config.plan"),
     )
 
 

@@ -4,7 +4,8 @@
 
 Fields of the config that are read: `seed`, `model`, `env`, `mesh` and `sft` (see
 `training.warm_start.SFT_DEFAULTS`). DIR/model holds the result: a run with `--config.model.name=DIR/model` begins
-from it. DIR/sft_metrics.jsonl holds what is printed.
+from it. DIR/sft_metrics.jsonl holds what is printed. With several hosts it is started on each of them (see
+`host_flags`).
 """
 
 import dataclasses
@@ -15,7 +16,10 @@ from typing import Any
 from jax.sharding import Mesh
 
 from turnppo_jax import command_line
-from turnppo_jax.parallel.mesh import make_mesh
+from turnppo_jax.host_flags import joined_hosts
+from turnppo_jax.parallel.agreement import together
+from turnppo_jax.parallel.hosts import check_same, check_shared, is_first
+from turnppo_jax.parallel.mesh import MeshSettings
 from turnppo_jax.policy import Policy, load_policy, save_policy
 from turnppo_jax.settings import ModelSettings
 from turnppo_jax.training.json_lines import append_jsonl
@@ -44,20 +48,24 @@ def warm_up(
       ValueError: one line about the field that is wrong.
     """
     sft = sft_settings(sft)
-    workdir.mkdir(parents=True, exist_ok=True)
     metrics_path = workdir / "sft_metrics.jsonl"
-    metrics_path.unlink(missing_ok=True)  # a second run in the same directory begins anew
+    with together():
+        if is_first():
+            workdir.mkdir(parents=True, exist_ok=True)
+            metrics_path.unlink(missing_ok=True)  # a second run in the same directory begins anew
 
     def report(row):
-        print(progress_line(row, sft["steps"]), flush=True)
-        append_jsonl(metrics_path, [row])
+        if is_first():
+            print(progress_line(row, sft["steps"]), flush=True)
+            append_jsonl(metrics_path, [row])
 
     params, history = warm_start(
         sft, policy.params, policy.sizes, policy.chat, mesh, env_id=env_id, env_kwargs=env_kwargs, seed=seed,
         report=report,
     )  # fmt: skip
     last = history[-1]
-    print(f"sft: {last['sft/demonstrations']} demonstrations, {last['sft/dropped']} longer than a row left out")
+    if is_first():
+        print(f"sft: {last['sft/demonstrations']} demonstrations, {last['sft/dropped']} longer than a row left out")
     return dataclasses.replace(policy, params=params)
 
 
@@ -71,21 +79,26 @@ def run(config: dict[str, Any], workdir: pathlib.Path) -> Policy:
     Raises:
       UserError, ValueError: one line about the field that is wrong.
     """
-    for name in ("seed", "model", "env"):
-        if name not in config:
-            raise command_line.UserError(f"field config.{name} is missing")
-    model = command_line.build(ModelSettings, config["model"], "config.model")
-    mesh = make_mesh(**config.get("mesh", {}))
-    policy = load_policy(
-        model.name, seed=config["seed"], mesh=mesh, thinking=model.thinking, chat_template=model.chat_template
-    )
+    with together():
+        for name in ("seed", "model", "env"):
+            if name not in config:
+                raise command_line.UserError(f"field config.{name} is missing")
+        model = command_line.build(ModelSettings, config["model"], "config.model")
+        mesh = command_line.build(MeshSettings, config.get("mesh", {}), "config.mesh").make()
+    check_same("config", config)
+    check_shared(workdir)
+    with together():
+        policy = load_policy(
+            model.name, seed=config["seed"], mesh=mesh, thinking=model.thinking, chat_template=model.chat_template
+        )
     env = config["env"]
     policy = warm_up(
         policy, config.get("sft", {}), mesh, env_id=env["id"], env_kwargs=env.get("kwargs", {}), seed=config["seed"],
         workdir=workdir,
     )  # fmt: skip
     save_policy(policy, workdir / "model")
-    print(f"sft: wrote {workdir / 'model'}")
+    if is_first():
+        print(f"sft: wrote {workdir / 'model'}")
     return policy
 
 
@@ -93,7 +106,8 @@ def main(_) -> None:
     """Trains as the flags say."""
     if not _WORKDIR.value:
         raise command_line.UserError("--workdir=DIR is missing")
-    run(command_line.finalise(_CONFIG.value), pathlib.Path(_WORKDIR.value))
+    with joined_hosts():
+        run(command_line.finalise(_CONFIG.value), pathlib.Path(_WORKDIR.value))
 
 
 if __name__ == "__main__":

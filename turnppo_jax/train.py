@@ -2,7 +2,9 @@
 
     python -m turnppo_jax.train --config=configs/NAME.py[:algo=...] --workdir=DIR [--config.a.b=value ...]
 
-The same command continues a run that was stopped. What a run writes: see README, "What a run leaves".
+The same command continues a run that was stopped. What a run writes: see README, "What a run leaves". With several
+hosts it is started on each of them (see `host_flags`), with a workdir that all share; all write checkpoints, the
+first host writes everything else.
 """
 
 import contextlib
@@ -19,8 +21,12 @@ import jax
 from jax.sharding import Mesh
 
 from turnppo_jax import command_line
+from turnppo_jax.host_flags import joined_hosts
 from turnppo_jax.models.critic import init_critic
-from turnppo_jax.parallel.mesh import make_mesh
+from turnppo_jax.parallel.agreement import agree, failing_fast, together
+from turnppo_jax.parallel.exchange import exchange_json
+from turnppo_jax.parallel.hosts import check_inside_hosts, check_same, check_shared, host_mesh, is_first, local_view
+from turnppo_jax.parallel.weight_sync import make_weight_sync
 from turnppo_jax.policy import Policy, load_policy, save_policy
 from turnppo_jax.rollout.collector import Collector, training_episodes
 from turnppo_jax.rollout.sampler import Sampler
@@ -31,7 +37,7 @@ from turnppo_jax.training.episode_metrics import episode_metrics
 from turnppo_jax.training.evaluation import EvaluationResult, evaluate
 from turnppo_jax.training.json_lines import write_atomically
 from turnppo_jax.training.learner import Learner
-from turnppo_jax.training.metrics import make_writer
+from turnppo_jax.training.metrics import MetricWriter, make_writer
 from turnppo_jax.training.stopping import StopRequested, StopSignal
 from turnppo_jax.training.trajectory_log import write_trajectories
 
@@ -53,11 +59,18 @@ def train(config: dict[str, Any], workdir: pathlib.Path) -> None:
     Raises:
       UserError, ValueError: one line about the field that is wrong.
     """
-    settings = run_settings(config)
-    for line in settings.learner.algorithm.warnings():
-        print(f"note: {line}", flush=True)
-    mesh = make_mesh(**settings.mesh)
-    workdir.mkdir(parents=True, exist_ok=True)
+    with together():
+        settings = run_settings(config)
+        mesh = settings.mesh.make()
+        rollout_mesh = settings.rollout_mesh.make(mesh)
+        if not settings.rollout.lockstep:
+            check_inside_hosts(mesh, "mesh")
+        sampling_mesh = host_mesh(rollout_mesh, lockstep=settings.rollout.lockstep)
+    check_same("config", config)
+    check_shared(workdir)
+    if is_first():
+        for line in settings.learner.algorithm.warnings():
+            print(f"note: {line}", flush=True)
     with contextlib.ExitStack() as stack:
         stop = stack.enter_context(StopSignal())
 
@@ -76,6 +89,8 @@ def train(config: dict[str, Any], workdir: pathlib.Path) -> None:
             critic_params = init_critic(policy.sizes, jax.random.key(settings.seed), backbone=policy.params)
         actor, critic = learner.init_states(policy.params, critic_params)
         ref_params = policy.params if learner.needs_reference else None
+        # The states hold copies; without a reference the first parameters have done their part.
+        policy = dataclasses.replace(policy, params=None)
         del critic_params
 
         # Where the run stands.
@@ -93,35 +108,50 @@ def train(config: dict[str, Any], workdir: pathlib.Path) -> None:
         if restored is not None:
             finished, state = restored
             actor, critic = state["actor"], state["critic"]
-            print(f"continuing {workdir} after step {finished}", flush=True)
-        cut_back(workdir, finished)
-        write_atomically(workdir / "config.json", (json.dumps(config, indent=2) + "\n").encode())
-        writer = make_writer(
-            settings.writers, workdir, config=config, total_steps=settings.steps,
-            first_step=finished if finished >= 0 else None,
-        )  # fmt: skip
-        stack.callback(writer.close)
+        with together():
+            writer = MetricWriter()
+            if is_first():
+                if finished >= 0:
+                    print(f"continuing {workdir} after step {finished}", flush=True)
+                cut_back(workdir, finished)
+                write_atomically(workdir / "config.json", (json.dumps(config, indent=2) + "\n").encode())
+                writer = make_writer(
+                    settings.writers, workdir, config=config, total_steps=settings.steps,
+                    first_step=finished if finished >= 0 else None,
+                )  # fmt: skip
+            stack.callback(writer.close)
 
         # Those who play.
-        sampler = Sampler(policy.sizes, mesh, settings.sampler, policy.chat.eos_ids)
-        play = {"limits": settings.rollout.limits, "stop_strings": settings.rollout.stop_strings}
-        players = stack.enter_context(Collector(sampler, policy.chat, settings.env, **play))
-        examinees = stack.enter_context(Collector(sampler, policy.chat, settings.eval_env, **play))
+        rollout_weights = make_weight_sync(policy.sizes, mesh, rollout_mesh, settings.sampler.compute_dtype)
+        with together():
+            sampler = Sampler(policy.sizes, sampling_mesh, settings.sampler, policy.chat.eos_ids)
+            play = {
+                "limits": settings.rollout.limits,
+                "stop_strings": settings.rollout.stop_strings,
+                "lockstep": settings.rollout.lockstep,
+            }
+            players = stack.enter_context(Collector(sampler, policy.chat, settings.env, **play))
+            examinees = stack.enter_context(Collector(sampler, policy.chat, settings.eval_env, **play))
+        stack.enter_context(failing_fast())  # entered last, so that it comes before what waits for other hosts
 
-        def evaluate_after(step: int) -> dict[str, float]:
+        def evaluate_after(step: int, weights: Any) -> dict[str, float]:
             started = time.perf_counter()
             result = evaluate(
-                examinees, actor.params, settings.evaluation, env_id=settings.eval_env.id, seed=settings.seed,
-                policy_step=step, on_finished=stop.raise_if_requested,
+                examinees, weights, settings.evaluation, env_id=settings.eval_env.id, seed=settings.seed,
+                policy_step=step, on_round=stop.raise_if_requested,
             )  # fmt: skip
-            _keep_evaluation(workdir, step, result)
+            with together():
+                if is_first():
+                    _keep_evaluation(workdir, step, result)
             return result.metrics | {"time/eval_s": time.perf_counter() - started}
 
         held = finished  # the step after which the states in hand are
+        weights = local_view(rollout_weights(actor.params), sampling_mesh)
         try:
             if finished < 0:
-                metrics = evaluate_after(0)
-                writer.log(0, metrics)
+                metrics = evaluate_after(0, weights)
+                with together():
+                    writer.log(0, metrics)
                 checkpoints.save(0, {"actor": actor, "critic": critic}, metrics, force=True)
                 finished = held = 0
             for step in range(finished + 1, settings.steps + 1):
@@ -130,15 +160,19 @@ def train(config: dict[str, Any], workdir: pathlib.Path) -> None:
                     settings.seed, step, settings.rollout.num_prompts, settings.learner.algorithm.group_size
                 )
                 trajectories, counts = players.play(
-                    actor.params, episodes, settings.rollout.sampling, policy_step=step,
-                    on_finished=stop.raise_if_requested,
+                    weights, episodes, settings.rollout.sampling, policy_step=step,
+                    on_round=stop.raise_if_requested,
                 )  # fmt: skip
                 metrics = _rollout_metrics(trajectories, counts)
+                # The memory of rollout weights and cache is free for the update.
+                weights = None
+                sampler.release()
                 actor, critic, result = learner.step(
                     actor, critic, trajectories, step=step - 1, temperature=settings.rollout.temperature,
                     ref_params=ref_params,
                 )  # fmt: skip
                 held = step
+                weights = local_view(rollout_weights(actor.params), sampling_mesh)
                 metrics |= result.metrics | {
                     "compile/learner": sum(learner.compile_counts().values()),
                     "compile/sampler": sampler.num_programs,
@@ -146,29 +180,35 @@ def train(config: dict[str, Any], workdir: pathlib.Path) -> None:
                     "host/peak_memory_gb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20,
                 }
                 if settings.evaluation.due(step, settings.steps):
-                    metrics |= evaluate_after(step)
-                write_trajectories(workdir, step, trajectories, result.turn_values, result.turn_advantages)
-                writer.log(step, metrics)
+                    metrics |= evaluate_after(step, weights)
+                with together():
+                    if is_first():
+                        write_trajectories(workdir, step, trajectories, result.turn_values, result.turn_advantages)
+                        writer.log(step, metrics)
                 finished = step
                 checkpoints.save(step, {"actor": actor, "critic": critic}, metrics, force=step == settings.steps)
-                stop.raise_if_requested()
+                agree(stop=stop.requested)
         except StopRequested:
             if held == finished >= 0:
                 checkpoints.save(finished, {"actor": actor, "critic": critic}, force=True)
-            print(
-                f"stopped after step {finished}; saved: step {checkpoints.latest_step()}; the same command continues",
-                flush=True,
-            )
+            if is_first():
+                saved = checkpoints.latest_step()
+                print(f"stopped after step {finished}; saved: step {saved}; the same command continues", flush=True)
             sys.exit(143)
 
 
 def starting_policy(settings: RunSettings, mesh: Mesh, workdir: pathlib.Path) -> Policy:
     """The model of the config after its warm start; kept in `workdir/start`, so that it is made once a run."""
     kept, model = workdir / "start", settings.model
-    if not kept.is_dir():
-        policy = load_policy(
-            model.name, seed=settings.seed, mesh=mesh, thinking=model.thinking, chat_template=model.chat_template
-        )
+
+    def load(name: str) -> Policy:
+        with together():
+            return load_policy(
+                name, seed=settings.seed, mesh=mesh, thinking=model.thinking, chat_template=model.chat_template
+            )
+
+    if not exchange_json(kept.is_dir())[0]:
+        policy = load(model.name)
         if not settings.sft["steps"]:
             return policy
         policy = warm_up(
@@ -176,13 +216,16 @@ def starting_policy(settings: RunSettings, mesh: Mesh, workdir: pathlib.Path) ->
             seed=settings.seed, workdir=workdir,
         )  # fmt: skip
         unfinished = workdir / "start.unfinished"
-        shutil.rmtree(unfinished, ignore_errors=True)
+        with together():
+            if is_first():
+                shutil.rmtree(unfinished, ignore_errors=True)
         save_policy(policy, unfinished)
-        unfinished.rename(kept)
+        with together():
+            if is_first():
+                unfinished.rename(kept)
+        del policy
     # Read back also where it was just made, so that a continued run begins from the same bytes.
-    return load_policy(
-        str(kept), seed=settings.seed, mesh=mesh, thinking=model.thinking, chat_template=model.chat_template
-    )
+    return load(str(kept))
 
 
 def _rollout_metrics(trajectories, counts) -> dict[str, float]:
@@ -192,6 +235,7 @@ def _rollout_metrics(trajectories, counts) -> dict[str, float]:
     metrics |= {f"rollout/{name}": float(counts.get(name, 0)) for name in _ROLLOUT_COUNTS}
     return metrics | {
         "time/rollout_s": seconds,
+        "time/exchange_s": counts["exchange_s"],
         "sampler/tokens_per_s": counts.get("sampled_tokens", 0) / max(seconds, 1e-9),
     }
 
@@ -210,7 +254,8 @@ def main(_) -> None:
     """Trains as the flags say."""
     if not _WORKDIR.value:
         raise command_line.UserError("--workdir=DIR is missing")
-    train(command_line.finalise(_CONFIG.value), pathlib.Path(_WORKDIR.value))
+    with joined_hosts():
+        train(command_line.finalise(_CONFIG.value), pathlib.Path(_WORKDIR.value))
 
 
 if __name__ == "__main__":

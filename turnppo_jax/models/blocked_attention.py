@@ -10,7 +10,9 @@ from collections.abc import Iterator
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import Mesh
 
+from turnppo_jax.models.own_heads import on_own_heads
 from turnppo_jax.models.precision import matmul_precision
 
 # Unrolled at most so often: more blocks save more products and compile longer.
@@ -18,7 +20,9 @@ _MOST_BLOCKS = 8
 _SMALLEST_BLOCK = 64
 
 
-def blocked_attention(q: jax.Array, k: jax.Array, v: jax.Array, segment_ids: jax.Array) -> jax.Array:
+def blocked_attention(
+    q: jax.Array, k: jax.Array, v: jax.Array, segment_ids: jax.Array, mesh: Mesh | None = None
+) -> jax.Array:
     """Same function as `attention.einsum_attention`, to rounding.
 
     Args:
@@ -26,10 +30,15 @@ def blocked_attention(q: jax.Array, k: jax.Array, v: jax.Array, segment_ids: jax
       k: [B, T, Nkv, H]; head n of q reads key/value head n // (N / Nkv).
       v: [B, T, Nkv, H].
       segment_ids: [B, T] int32.
+      mesh: where it runs; see `own_heads`.
 
     Returns:
       [B, T, N, H] in the dtype of q.
     """
+    return on_own_heads(_blocked, q, k, v, segment_ids, mesh)
+
+
+def _blocked(q: jax.Array, k: jax.Array, v: jax.Array, segment_ids: jax.Array) -> jax.Array:
     batch, length, heads, head_dim = q.shape
     kv_heads = k.shape[2]
     # [B, Nkv, G, T, H] and [B, Nkv, T, H]: products then run over contiguous matrices.

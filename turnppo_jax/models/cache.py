@@ -1,20 +1,26 @@
 """Key/value cache of the sampler: `S` slots, each with `C` positions of its own.
 
-Models reach it through `write` and `attend`, the rollout through `init_cache`, `copy_prefix` and
+Models reach it through `prepare`, `write` and `attend`, the rollout through `init_cache`, `copy_prefix` and
 `truncate`; the layout behind them is private. Position p of a slot holds token p of its context.
+
+On a mesh the slots are split over the data axes and the key/value heads over tensor, and every device works on its
+own part alone (`jax.shard_map`): slot s lies on data shard s // (S / shards), and row r of a call on data shard
+r // (R / shards). A row must stand on the shard of its slot; a row of another shard's slot does nothing.
 """
 
 import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import Mesh
+from jax.sharding import PartitionSpec as P
 
-from turnppo_jax.models.precision import matmul_precision
+from turnppo_jax.models.cache_attention import cache_attention_by_name
 from turnppo_jax.models.sizes import ModelSizes
-
-# Positions that `attend` reads at a time: smaller blocks read less beyond the longest context, larger ones make
-# fewer loop iterations. Of 16 to 256 the fastest for 16 slots on a CPU core; a multiple of a vector's lanes.
-BLOCK = 64
+from turnppo_jax.parallel.sharding import kv_head_copies, mesh_axes, parts_of, shardings
 
 
 @jax.tree_util.register_dataclass
@@ -23,124 +29,154 @@ class Cache:
     """Keys and values of `S` slots.
 
     The stretch of a slot is cut into blocks of `P` positions, and the blocks stand before the slots: what the
-    longest context needs is one contiguous piece of each layer, and nothing behind it is ever read. Keys are
-    stored transposed, so that neither product of `attend` needs another order of axes.
+    longest context needs is one contiguous piece of each layer, and nothing behind it is ever read. How long a block
+    is, and in what order it keeps its keys, is the implementation's (`cache_attention.Layout`).
 
     Attributes:
-      k: [L, C / P, S, Nkv, H, P], rotated keys.
+      k: [L, C / P, S, Nkv, P, H], rotated keys, or as the layout changes it. Where tensor has more parts than there are
+        key/value heads, each head is repeated (`sharding.kv_head_copies`), so that every part has those that its
+        queries read.
       v: [L, C / P, S, Nkv, P, H].
       lengths: [S] int32, tokens that each slot holds; positions from there up hold anything finite.
       capacity: C, positions of one slot (the last block may have more, which stay unused).
+      kv_heads: key/value heads that it holds, copies counted.
+      attention: key of `cache_attention.CACHE_ATTENTION`.
     """
 
     k: jax.Array
     v: jax.Array
     lengths: jax.Array
     capacity: int = dataclasses.field(metadata={"static": True})
+    kv_heads: int = dataclasses.field(metadata={"static": True})
+    attention: str = dataclasses.field(metadata={"static": True})
 
     @property
     def num_slots(self) -> int:
         """Slots, S."""
         return self.lengths.shape[0]
 
+    @property
+    def block(self) -> int:
+        """Positions of a block, P."""
+        return self.v.shape[4]
 
-def init_cache(sizes: ModelSizes, num_slots: int, capacity: int, dtype: jnp.dtype = jnp.float32) -> Cache:
-    """An empty cache of `num_slots` slots with `capacity` positions each."""
-    block = min(BLOCK, capacity)
-    stack = (sizes.num_layers, -(-capacity // block), num_slots, sizes.num_kv_heads)
+
+def init_cache(
+    sizes: ModelSizes,
+    num_slots: int,
+    capacity: int,
+    dtype: jnp.dtype = jnp.float32,
+    mesh: Mesh | None = None,
+    attention: str = "blocks",
+) -> Cache:
+    """An empty cache of `num_slots` slots with `capacity` positions each.
+
+    With a mesh its key/value heads are repeated as that mesh needs; `cache_shardings` says where it lies there.
+
+    Raises:
+      ValueError: unknown attention; the known ones are listed.
+    """
+    kv_heads = sizes.num_kv_heads * kv_head_copies(mesh, sizes.num_heads, sizes.num_kv_heads)
+    local_heads = kv_heads // parts_of(mesh, "heads", sizes.num_heads)
+    layout = cache_attention_by_name(attention).layout(local_heads, sizes.head_dim, capacity, dtype)
+    stack = (sizes.num_layers, -(-capacity // layout.block), num_slots, kv_heads // layout.joined)
+    block = (layout.block, layout.head_dim)
     return Cache(
-        k=jnp.zeros((*stack, sizes.head_dim, block), dtype),
-        v=jnp.zeros((*stack, block, sizes.head_dim), dtype),
+        k=jnp.zeros((*stack, *(reversed(block) if layout.keys_transposed else block)), dtype),
+        v=jnp.zeros((*stack, *block), dtype),
         lengths=jnp.zeros(num_slots, jnp.int32),
         capacity=capacity,
+        kv_heads=kv_heads,
+        attention=attention,
     )
 
 
-def write(cache: Cache, layer: jax.Array, slots: jax.Array, positions: jax.Array, k: jax.Array, v: jax.Array) -> Cache:
+def cache_shardings(mesh: Mesh, cache: Cache) -> Cache:
+    """The tree of a cache (arrays or shapes) with the NamedSharding of each array."""
+    return shardings(mesh, {"cache": cache})["cache"]
+
+
+def prepare(cache: Cache, slots: jax.Array | None, positions: jax.Array, heads: int, mesh: Mesh | None = None) -> Any:
+    """What `write` and `attend` read of the rows of a call: the same for all layers, so made once before them.
+
+    Args:
+      cache: the cache.
+      slots: [R] int32, different from one another; a slot outside 0..S-1 (-1: dummy row) writes nothing; None: R = S,
+        row r is slot r.
+      positions: [R, Q] int32, consecutive from the first of a row on, then -1 (padding) to the end. A position outside
+        0..C-1 writes nothing.
+      heads: N, query heads.
+      mesh: where the cache lies.
+
+    Returns:
+      A tree of arrays, each device's own.
+
+    Raises:
+      ValueError: rows that the data shards of the cache do not divide.
+    """
+    attention = cache_attention_by_name(cache.attention)
+    positions = jnp.where(positions < cache.capacity, positions, -1)
+    if mesh is None or mesh.size == 1:
+        return attention.prepare(cache.k, slots, positions, heads)
+    over, _ = _split(cache, mesh)
+    shape = cache_shardings(mesh, cache).k.shard_shape(cache.k.shape)
+    if positions.shape[0] % (shards := cache.num_slots // shape[2]):
+        raise ValueError(f"rows={positions.shape[0]}; allowed: a multiple of the {shards} data shards of the cache")
+    local_heads = heads // parts_of(mesh, "heads", heads)
+
+    def local(slots, positions):
+        if slots is not None and over:
+            slots = slots - jax.lax.axis_index(over) * shape[2]
+            # Slots of other shards write nothing.
+            slots = jnp.where((slots >= 0) & (slots < shape[2]), slots, -1)
+        return attention.prepare(jax.ShapeDtypeStruct(shape, cache.k.dtype), slots, positions, local_heads)
+
+    return jax.shard_map(local, mesh=mesh, in_specs=P(over), out_specs=P(over), check_vma=False)(slots, positions)
+
+
+def write(cache: Cache, layer: jax.Array, rows: Any, k: jax.Array, v: jax.Array, mesh: Mesh | None = None) -> Cache:
     """Point writes of one layer's keys and values; `lengths` stay as they are.
 
     Args:
       cache: the cache.
       layer: scalar int32.
-      slots: [R] int32; a slot outside 0..S-1 (-1: dummy row) writes nothing.
-      positions: [R, P] int32; a position outside 0..C-1 (-1: padding) writes nothing.
-      k: [R, P, Nkv, H] rotated keys.
-      v: [R, P, Nkv, H].
+      rows: from `prepare`.
+      k: [R, Q, Nkv, H] rotated keys.
+      v: [R, Q, Nkv, H].
+      mesh: where the cache lies.
 
     Returns:
-      The cache with `k[r, p]` at position `positions[r, p]` of slot `slots[r]`.
+      The cache with `k[r, q]` at position `positions[r, q]` of slot `slots[r]`.
     """
-    num_blocks, block = cache.k.shape[1], cache.k.shape[-1]
-    # What must not be written goes past the last block, where "drop" drops it; negative indices would count
-    # from the end.
-    real = (positions >= 0) & (positions < cache.capacity) & (slots >= 0)[:, None]
-    index = jnp.where(real, positions // block, num_blocks)
-    slots, offset = slots[:, None], positions % block
-    return dataclasses.replace(
-        cache,
-        k=cache.k.at[layer, index, slots, :, :, offset].set(k.astype(cache.k.dtype), mode="drop"),
-        v=cache.v.at[layer, index, slots, :, offset].set(v.astype(cache.v.dtype), mode="drop"),
-    )
+    copies = cache.kv_heads // k.shape[2]
+    if copies > 1:
+        k, v = jnp.repeat(k, copies, axis=2), jnp.repeat(v, copies, axis=2)
+    local = cache_attention_by_name(cache.attention).write
+    keys, values = _on_own_slots(local, mesh, cache, layer, rows, (k, v), writes=True)
+    return dataclasses.replace(cache, k=keys, v=values)
 
 
-def attend(cache: Cache, layer: jax.Array, slots: jax.Array | None, positions: jax.Array, q: jax.Array) -> jax.Array:
+def attend(cache: Cache, layer: jax.Array, rows: Any, q: jax.Array, mesh: Mesh | None = None) -> jax.Array:
     """Attention of new queries to what their slots hold, the queries' own positions included.
 
-    The softmax runs online over blocks of positions, as many as the largest of `positions` needs. A block that
-    a row sees nothing of multiplies its sums by exp(0) = 1 and adds 0: neither other rows nor the capacity
-    change a bit of a row's result.
-
     Args:
-      cache: the cache, already written at `positions`.
+      cache: the cache, already written at the positions of the rows.
       layer: scalar int32.
-      slots: [R] int32, clamped into 0..S-1 (a dummy row reads something and means nothing); None: R = S,
-        row r is slot r.
-      positions: [R, P] int32; a query sees positions 0..its own. Below 0 (padding) counts as 0.
-      q: [R, P, N, H] rotated queries.
+      rows: from `prepare`.
+      q: [R, Q, N, H] rotated queries; a query sees positions 0..its own.
+      mesh: where the cache lies.
 
     Returns:
-      [R, P, N, H] in the dtype of q.
+      [R, Q, N, H] in the dtype of q; means nothing at padding and in dummy rows.
     """
-    rows, count, heads, head_dim = q.shape
-    kv_heads, block = cache.k.shape[3], cache.k.shape[-1]
-    groups = heads // kv_heads
-    precision = matmul_precision(q.dtype)
-    # [R, Nkv, M = G * P, H]: the queries that share a key/value head are one matrix.
-    q = q.reshape(rows, count, kv_heads, groups, head_dim).transpose(0, 2, 3, 1, 4)
-    q = q.reshape(rows, kv_heads, groups * count, head_dim) * jnp.asarray(head_dim**-0.5, q.dtype)
-    last_seen = jnp.maximum(positions, 0)
-    columns = jnp.tile(last_seen, (1, groups))[:, None, :, None]  # [R, 1, M, 1]
-    if slots is not None:
-        slots = jnp.clip(slots, 0, cache.num_slots - 1)
-
-    def body(index, carry):
-        peak, total, out = carry
-        k, v = cache.k[layer, index], cache.v[layer, index]
-        if slots is not None:
-            k, v = k[slots], v[slots]
-        scores = jnp.einsum(
-            "rkmh,rkhc->rkmc", q, k.astype(q.dtype), precision=precision, preferred_element_type=jnp.float32
-        )
-        scores = jnp.where(index * block + jnp.arange(block) <= columns, scores, -jnp.inf)
-        new_peak = jnp.maximum(peak, scores.max(axis=-1))
-        scale = jnp.exp(peak - new_peak)
-        weights = jnp.exp(scores - new_peak[..., None])
-        mixed = jnp.einsum("rkmc,rkch->rkmh", weights.astype(q.dtype), v.astype(q.dtype), precision=precision)
-        return new_peak, total * scale + weights.sum(axis=-1), out * scale[..., None] + mixed
-
-    # Position 0 is seen by every row, so the first block makes the peak finite.
-    start = (
-        jnp.full(q.shape[:3], jnp.finfo(jnp.float32).min),
-        jnp.zeros(q.shape[:3], jnp.float32),
-        jnp.zeros(q.shape, jnp.float32),
-    )
-    _, total, out = jax.lax.fori_loop(0, jnp.max(last_seen) // block + 1, body, start)
-    out = (out / total[..., None]).astype(q.dtype)
-    out = out.reshape(rows, kv_heads, groups, count, head_dim).transpose(0, 3, 1, 2, 4)
-    return out.reshape(rows, count, heads, head_dim)
+    kv_heads = cache.kv_heads // parts_of(mesh, "heads", q.shape[2])
+    local = functools.partial(cache_attention_by_name(cache.attention).attend, kv_heads=kv_heads)
+    return _on_own_slots(local, mesh, cache, layer, rows, (q,), writes=False)
 
 
-def copy_prefix(cache: Cache, source: jax.Array, target: jax.Array, length: jax.Array) -> Cache:
+def copy_prefix(
+    cache: Cache, source: jax.Array, target: jax.Array, length: jax.Array, mesh: Mesh | None = None
+) -> Cache:
     """Slot `target` becomes a copy of the first `length` tokens of slot `source`.
 
     Args:
@@ -148,17 +184,38 @@ def copy_prefix(cache: Cache, source: jax.Array, target: jax.Array, length: jax.
       source: scalar int32 slot.
       target: scalar int32 slot.
       length: scalar int32; more than the source holds counts as what it holds.
+      mesh: where the cache lies; the slot alone moves between its devices.
 
     Returns:
       The cache with `lengths[target] = min(length, lengths[source])`.
     """
+    axes = () if mesh is None else mesh_axes(mesh, "slots", cache.num_slots)
+
+    def copy(x, source, target):
+        slot, first = jax.lax.dynamic_index_in_dim(x, source, axis=2, keepdims=False), 0
+        if axes:
+            first = jax.lax.axis_index(axes) * x.shape[2]
+            mine = (source >= first) & (source < first + x.shape[2])
+            slot = x[:, :, jnp.clip(source - first, 0, x.shape[2] - 1)]
+            slot = jax.lax.psum(jnp.where(mine, slot, 0), axes)
+        # Negative indices would count from the end; what lies past it is dropped.
+        at = jnp.where(target >= first, target - first, x.shape[2])
+        return x.at[:, :, at].set(slot, mode="drop")
+
+    if axes:
+        places = cache_shardings(mesh, cache)
+
+        def on_mesh(x, place):
+            copy_there = jax.shard_map(
+                copy, mesh=mesh, in_specs=(place.spec, P(), P()), out_specs=place.spec, check_vma=False
+            )
+            return copy_there(x, jnp.int32(source), jnp.int32(target))
+
+        k, v = on_mesh(cache.k, places.k), on_mesh(cache.v, places.v)
+    else:
+        k, v = copy(cache.k, source, target), copy(cache.v, source, target)
     length = jnp.clip(length, 0, cache.lengths[source])
-    return dataclasses.replace(
-        cache,
-        k=cache.k.at[:, :, target].set(cache.k[:, :, source]),
-        v=cache.v.at[:, :, target].set(cache.v[:, :, source]),
-        lengths=cache.lengths.at[target].set(length),
-    )
+    return dataclasses.replace(cache, k=k, v=v, lengths=cache.lengths.at[target].set(length))
 
 
 def truncate(cache: Cache, lengths: jax.Array) -> Cache:
@@ -169,3 +226,38 @@ def truncate(cache: Cache, lengths: jax.Array) -> Cache:
       lengths: [S] int32; below 0 counts as 0.
     """
     return dataclasses.replace(cache, lengths=jnp.minimum(cache.lengths, jnp.maximum(lengths, 0)).astype(jnp.int32))
+
+
+def _split(cache: Cache, mesh: Mesh) -> tuple[tuple[str, ...] | None, Any]:
+    """The mesh axes of the cache's slots and of its key/value heads, None where there are none."""
+    spec = cache_shardings(mesh, cache).v.spec
+    return mesh_axes(mesh, "slots", cache.num_slots) or None, spec[3] if len(spec) > 3 else None
+
+
+def _on_own_slots(
+    local: Callable, mesh: Mesh | None, cache: Cache, layer: jax.Array, rows: Any, arrays: tuple, *, writes: bool
+) -> Any:
+    """`local(k, v, layer, rows, *arrays)`, on a mesh with each device's own slots, rows and heads.
+
+    Args:
+      local: a function of the arrays of one device.
+      mesh: None runs it on the arrays as they are.
+      cache: the cache.
+      layer: scalar int32.
+      rows: from `prepare`.
+      arrays: [R, Q, heads, H] each.
+      writes: whether it returns the cache's two arrays, or one like the first of `arrays`.
+    """
+    if mesh is None or mesh.size == 1:
+        return local(cache.k, cache.v, layer, rows, *arrays)
+    places = cache_shardings(mesh, cache)
+    over, heads = _split(cache, mesh)
+    row_heads = P(over, None, heads)
+    # Each device's own shapes and trip counts: nothing is exchanged.
+    return jax.shard_map(
+        local,
+        mesh=mesh,
+        in_specs=(places.k.spec, places.v.spec, P(), P(over), *[row_heads] * len(arrays)),
+        out_specs=(places.k.spec, places.v.spec) if writes else row_heads,
+        check_vma=False,
+    )(cache.k, cache.v, layer, rows, *arrays)

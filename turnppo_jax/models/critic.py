@@ -6,6 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.sharding import Mesh
 
 from turnppo_jax.models.decoder import Decoder, init_decoder
 from turnppo_jax.models.sizes import ModelSizes
@@ -28,8 +29,8 @@ class ValueHead(nnx.Module):
 class Critic(nnx.Module):
     """Backbone and value head; values come from `critic.values(critic.backbone.hidden_states(...))`."""
 
-    def __init__(self, sizes: ModelSizes, params: Mapping[str, Any]):
-        self.backbone = Decoder(sizes, params["backbone"])
+    def __init__(self, sizes: ModelSizes, params: Mapping[str, Any], mesh: Mesh | None = None):
+        self.backbone = Decoder(sizes, params["backbone"], mesh)
         self.value_head = ValueHead(params["value_head"])
 
     def values(self, hidden: jax.Array) -> jax.Array:
@@ -44,8 +45,8 @@ def init_critic(sizes: ModelSizes, key: jax.Array, dtype: jnp.dtype = jnp.float3
       sizes: of the decoder.
       key: for a fresh backbone; unused where one is given.
       dtype: of the backbone; the value head is float32.
-      backbone: parameters of a decoder, its head ignored. Copied, so that neither side loses its buffers
-        when the other is donated.
+      backbone: parameters of a decoder, its head ignored. Copied, each part on the device where it lies, so that
+        neither side loses its buffers when the other is donated.
 
     Returns:
       {"backbone": ..., "value_head": {"kernel": [D], "bias": []}}.
@@ -56,9 +57,9 @@ def init_critic(sizes: ModelSizes, key: jax.Array, dtype: jnp.dtype = jnp.float3
     return {"backbone": copied, "value_head": head}
 
 
-def bind_critic(params: Mapping[str, Any], sizes: ModelSizes) -> Critic:
+def bind_critic(params: Mapping[str, Any], sizes: ModelSizes, mesh: Mesh | None = None) -> Critic:
     """The module over `params`; cheap, for use inside jit."""
-    return Critic(sizes, params)
+    return Critic(sizes, params, mesh)
 
 
 def without_head(params: Mapping[str, Any]) -> dict:

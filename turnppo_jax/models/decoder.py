@@ -8,7 +8,6 @@ compile time does not grow with depth. `bind` wraps them in NNX modules, inside 
 """
 
 import dataclasses
-import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -16,20 +15,28 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
+from jax.sharding import Mesh
 
 from turnppo_jax.models import cache as cache_lib
-from turnppo_jax.models.attention import attention_by_name
+from turnppo_jax.models.attention import attention_by_name, choose_attention
 from turnppo_jax.models.cache import Cache
-from turnppo_jax.models.parameters import decoder_shapes, init_decoder
+from turnppo_jax.models.embedding import embed_tokens
+from turnppo_jax.models.linear import PRODUCT, Linear, project
+from turnppo_jax.models.logical_axes import axes_of
+from turnppo_jax.models.parameters import cast_weights, decoder_shapes, init_decoder
 from turnppo_jax.models.precision import matmul_precision
 from turnppo_jax.models.sizes import ModelSizes
+from turnppo_jax.parallel.sharding import constrain
 
 __all__ = ["REMAT_POLICIES", "Decoder", "bind", "decoder_shapes", "init_decoder"]
 
 # What is kept from a layer's forward pass for its backward pass; the rest is computed again.
 REMAT_POLICIES: dict[str, Callable | None] = {
     "none": None,  # keep everything
-    "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,  # keep the results of weight products
+    "dots": jax.checkpoint_policies.save_from_both_policies(  # keep the results of weight products
+        jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
+        jax.checkpoint_policies.save_only_these_names(PRODUCT),
+    ),
     "full": jax.checkpoint_policies.nothing_saveable,  # keep a layer's input only
 }
 
@@ -51,63 +58,67 @@ class Norm(nnx.Module):
         return (wide * self.scale[...].astype(jnp.float32)).astype(x.dtype)
 
 
-class Linear(nnx.Module):
-    """`x . kernel + bias`, contracting the last `inputs` axes of x with the first of the kernel."""
-
-    def __init__(self, params: Mapping[str, Any], inputs: int = 1):
-        self.kernel = nnx.Param(params["kernel"])
-        self.bias = nnx.Param(params["bias"]) if "bias" in params else None
-        self.inputs = inputs
-
-    def __call__(self, x: jax.Array) -> jax.Array:
-        """[..., inputs] -> [..., outputs] in the dtype of x."""
-        kernel = self.kernel[...]
-        rows, outputs = x.shape[: x.ndim - self.inputs], kernel.shape[self.inputs :]
-        width = math.prod(kernel.shape[: self.inputs])
-        # One product of two matrices: with more axes XLA's CPU compiler makes the weight gradient from transposed
-        # copies, at three times the cost.
-        y = jnp.dot(x.reshape(-1, width), kernel.reshape(width, -1), precision=matmul_precision(x.dtype))
-        y = y.reshape(*rows, *outputs)
-        return y if self.bias is None else y + self.bias[...]
-
-
 class Layer(nnx.Module):
     """One block; its leaves carry a leading axis L outside the scan and none inside."""
 
-    def __init__(self, sizes: ModelSizes, params: Mapping[str, Any]):
+    def __init__(self, sizes: ModelSizes, params: Mapping[str, Any], mesh: Mesh | None = None):
         eps = sizes.rms_norm_eps
-        attention, mlp = params["attention"], params["mlp"]
+        attention = params["attention"]
+
+        def linear(group: str, name: str, inputs: int = 1) -> Linear:
+            _, *axes = axes_of(f"layers/{group}/{name}/kernel", params[group][name]["kernel"].ndim)
+            return Linear(params[group][name], tuple(axes), inputs)
+
+        self.mesh = mesh
         self.attention_norm = Norm(params["attention_norm"], eps)
-        self.q = Linear(attention["q"])
-        self.k = Linear(attention["k"])
-        self.v = Linear(attention["v"])
-        self.o = Linear(attention["o"], inputs=2)
+        self.q = linear("attention", "q")
+        self.k = linear("attention", "k")
+        self.v = linear("attention", "v")
+        self.o = linear("attention", "o", inputs=2)
         self.q_norm = Norm(attention["q_norm"], eps) if sizes.qk_norm else None
         self.k_norm = Norm(attention["k_norm"], eps) if sizes.qk_norm else None
         self.mlp_norm = Norm(params["mlp_norm"], eps)
-        self.gate = Linear(mlp["gate"])
-        self.up = Linear(mlp["up"])
-        self.down = Linear(mlp["down"])
+        self.gate = linear("mlp", "gate")
+        self.up = linear("mlp", "up")
+        self.down = linear("mlp", "down")
+
+    def placed(self, stacked: Any) -> Any:
+        """The leaves of all layers (an nnx state), each kernel and bias constrained to where the table puts it."""
+
+        def place(path, leaf):
+            module, name = getattr(self, path[0].key), path[1].key
+            if not isinstance(module, Linear):
+                return leaf
+            axes = module.axes if name == "kernel" else module.axes[module.inputs :]
+            return constrain(leaf, ("layers", *axes), self.mesh)
+
+        return jax.tree.map_with_path(place, stacked)
 
     def __call__(self, x: jax.Array, rotary: tuple[jax.Array, jax.Array], state: Any, mix: Mix):
         """(x [B, T, D], state) -> the same, after the block; `mix` is its attention."""
         h = self.attention_norm(x)
-        q, k, v = self.q(h), self.k(h), self.v(h)
+        q, k, v = project(h, (self.q, self.k, self.v), self.mesh)
         if self.q_norm is not None:
             q, k = self.q_norm(q), self.k_norm(k)
         out, state = mix(state, rotate(q, rotary), rotate(k, rotary), v)
-        x = x + self.o(out)
+        x = x + project(out, (self.o,), self.mesh)[0]
         h = self.mlp_norm(x)
-        return x + self.down(jax.nn.silu(self.gate(h)) * self.up(h)), state
+        gate, up = project(h, (self.gate, self.up), self.mesh)
+        return x + project(jax.nn.silu(gate) * up, (self.down,), self.mesh)[0], state
 
 
 class Decoder(nnx.Module):
-    """Embedding, layers, final norm and head over a tree of parameters (see `decoder_shapes`)."""
+    """Embedding, layers, final norm and head over a tree of parameters (see `decoder_shapes`).
 
-    def __init__(self, sizes: ModelSizes, params: Mapping[str, Any]):
+    With a mesh, what the layers compute is spread over its devices by the sharding rules; without one the compiler
+    places everything by what the parameters' shardings say.
+    """
+
+    def __init__(self, sizes: ModelSizes, params: Mapping[str, Any], mesh: Mesh | None = None):
         self.sizes = sizes
+        self.mesh = mesh
         self.embedding = nnx.Param(params["embed"]["embedding"])
-        self.layers = Layer(sizes, params["layers"])
+        self.layers = Layer(sizes, params["layers"], mesh)
         self.final_norm = Norm(params["final_norm"], sizes.rms_norm_eps)
         self.lm_head = nnx.Param(params["lm_head"]["kernel"]) if "lm_head" in params else None
 
@@ -119,7 +130,7 @@ class Decoder(nnx.Module):
         *,
         compute_dtype: jnp.dtype = jnp.float32,
         remat: str = "none",
-        attention: str = "blocked",
+        attention: str = "auto",
     ) -> jax.Array:
         """Hidden states of whole rows.
 
@@ -129,7 +140,7 @@ class Decoder(nnx.Module):
           segment_ids: [B, T] int32; a token sees the columns up to its own with the same id. 0 is padding.
           compute_dtype: float32 or bfloat16; norms, softmax and rotation are float32 in either.
           remat: key of `REMAT_POLICIES`.
-          attention: key of `attention.ATTENTION`.
+          attention: key of `attention.ATTENTION`, or "auto", see `attention.choose_attention`.
 
         Returns:
           [B, T, D] after the final norm, in `compute_dtype`; finite and meaningless at padding.
@@ -142,10 +153,10 @@ class Decoder(nnx.Module):
                 f"tokens {tokens.shape}, positions {positions.shape}, segment_ids {segment_ids.shape}: allowed: "
                 "three arrays of one shape [B, T]"
             )
-        attend = attention_by_name(attention)
+        attend = attention_by_name(choose_attention(attention, self.mesh, tokens.shape[1]))
 
         def mix(state, q, k, v):
-            return attend(q, k, v, segment_ids), state
+            return attend(q, k, v, segment_ids, self.mesh), state
 
         x = self._embed(tokens, compute_dtype)
         x, _ = self._run_layers(x, positions, (), lambda index, state: mix, remat)
@@ -163,8 +174,12 @@ class Decoder(nnx.Module):
         Raises:
           ValueError: the decoder has no head (a critic's backbone).
         """
-        kernel = self.head_kernel().astype(hidden.dtype)
-        return mask_logits(head_product(hidden, kernel), self.sizes)
+        # Cast where it lies, then gathered over fsdp in the dtype of the product; the vocabulary stays split.
+        kernel = constrain(self.head_kernel().astype(hidden.dtype), ("vocab", "embed"), self.mesh)
+        kernel = constrain(kernel, ("vocab",), self.mesh)
+        logits = mask_logits(head_product(hidden, kernel), self.sizes)
+        between = (None,) * (hidden.ndim - 2)
+        return constrain(logits, ("rows", *between, "vocab"), self.mesh)
 
     def head_kernel(self) -> jax.Array:
         """[V, D], the embedding itself where it is tied, in the dtype of the state.
@@ -185,7 +200,8 @@ class Decoder(nnx.Module):
 
         Args:
           cache: the cache.
-          slots: [R] int32, different from one another; -1 is a dummy row that writes nothing.
+          slots: [R] int32, different from one another; -1 is a dummy row that writes nothing. On a mesh each row
+            stands on the data shard of its slot (see `models/cache.py`).
           tokens: [R, P] int32; row r holds `counts[r]` tokens, then padding.
           counts: [R] int32, 0..P; tokens that would pass the end of a slot are not written.
           compute_dtype: float32 or bfloat16.
@@ -198,11 +214,12 @@ class Decoder(nnx.Module):
         real = jnp.minimum(real, cache.capacity - start)
         column = jnp.arange(tokens.shape[1], dtype=jnp.int32)
         positions = jnp.where(column < real[:, None], start[:, None] + column, -1)
+        rows = cache_lib.prepare(cache, slots, positions, self.sizes.num_heads, self.mesh)
 
         def mix_at(index, cache):
             def mix(cache, q, k, v):
-                cache = cache_lib.write(cache, index, slots, positions, k, v)
-                return cache_lib.attend(cache, index, slots, positions, q), cache
+                cache = cache_lib.write(cache, index, rows, k, v, self.mesh)
+                return cache_lib.attend(cache, index, rows, q, self.mesh), cache
 
             return mix
 
@@ -228,12 +245,12 @@ class Decoder(nnx.Module):
         """
         active = active & (cache.lengths < cache.capacity)
         positions = jnp.where(active, cache.lengths, -1)[:, None]
-        slots = jnp.arange(cache.num_slots, dtype=jnp.int32)
+        rows = cache_lib.prepare(cache, None, positions, self.sizes.num_heads, self.mesh)
 
         def mix_at(index, cache):
             def mix(cache, q, k, v):
-                cache = cache_lib.write(cache, index, slots, positions, k, v)
-                return cache_lib.attend(cache, index, None, positions, q), cache
+                cache = cache_lib.write(cache, index, rows, k, v, self.mesh)
+                return cache_lib.attend(cache, index, rows, q, self.mesh), cache
 
             return mix
 
@@ -243,7 +260,7 @@ class Decoder(nnx.Module):
         return self.final_norm(x)[:, 0], cache
 
     def _embed(self, tokens: jax.Array, compute_dtype: jnp.dtype) -> jax.Array:
-        return jnp.take(self.embedding[...], tokens, axis=0, mode="clip").astype(compute_dtype)
+        return embed_tokens(self.embedding[...], tokens, compute_dtype, self.mesh)
 
     def _run_layers(
         self,
@@ -257,8 +274,9 @@ class Decoder(nnx.Module):
         if remat not in REMAT_POLICIES:
             raise ValueError(f"unknown remat {remat!r}; known: {', '.join(REMAT_POLICIES)}")
         graph, stacked = nnx.split(self.layers)
-        stacked = cast_weights(stacked, x.dtype)
-        rotary = rotary_table(positions, self.sizes)
+        # Cast before anything is gathered: what crosses devices has the width of x.dtype.
+        stacked = self.layers.placed(cast_weights(stacked, x.dtype))
+        rotary = rotary_table(constrain(positions, ("rows", "columns"), self.mesh), self.sizes)
 
         def body(carry, inputs):
             x, state = carry
@@ -270,15 +288,6 @@ class Decoder(nnx.Module):
         layers = jnp.arange(self.sizes.num_layers, dtype=jnp.int32)
         (x, state), _ = jax.lax.scan(body, (x, state), (layers, stacked))
         return x, state
-
-
-def cast_weights(stacked: Any, dtype: jnp.dtype) -> Any:
-    """The copy that the layers compute with: everything but norm scales in `dtype`."""
-
-    def cast(path, leaf):
-        return leaf if any(getattr(entry, "key", None) == "scale" for entry in path) else leaf.astype(dtype)
-
-    return jax.tree.map_with_path(cast, stacked)
 
 
 def rotary_table(positions: jax.Array, sizes: ModelSizes) -> tuple[jax.Array, jax.Array]:
@@ -314,6 +323,6 @@ def mask_logits(logits: jax.Array, sizes: ModelSizes) -> jax.Array:
     return jnp.where(jnp.arange(sizes.vocab_size) < sizes.num_token_ids, logits, -jnp.inf)
 
 
-def bind(params: Mapping[str, Any], sizes: ModelSizes) -> Decoder:
+def bind(params: Mapping[str, Any], sizes: ModelSizes, mesh: Mesh | None = None) -> Decoder:
     """The module over `params` (arrays or tracers), without copying them; cheap, for use inside jit."""
-    return Decoder(sizes, params)
+    return Decoder(sizes, params, mesh)

@@ -6,11 +6,15 @@ Which episodes are played is a pure function of (seed, step, index): `training_e
 
 import dataclasses
 import hashlib
+from collections.abc import Callable
 
+import jax
 import numpy as np
 
 from turnppo_jax.rollout.chat import Chat
+from turnppo_jax.rollout.divided import play_divided
 from turnppo_jax.rollout.episodes import Episode, PlayLimits, play_episodes
+from turnppo_jax.rollout.lockstep import LockstepPool
 from turnppo_jax.rollout.pool import EnvPool
 from turnppo_jax.rollout.sampler import Sampler, Sampling, episode_keys
 from turnppo_jax.rollout.scheduler import Scheduler
@@ -27,7 +31,7 @@ class EnvSettings:
     Attributes:
       id: registered id or "module:Class".
       kwargs: its arguments, as sorted (name, value) pairs.
-      num_workers: worker processes; 0 runs the environments inside this process.
+      num_workers: worker processes of a host; 0 runs the environments inside this process.
       reset_timeout_s, step_timeout_s: seconds after which a worker counts as hung.
     """
 
@@ -43,7 +47,19 @@ class EnvSettings:
 
 
 class Collector:
-    """Plays episodes of one environment with a sampler that it may share with other collectors."""
+    """Plays episodes of one environment with a sampler that it may share with other collectors.
+
+    With several hosts, each runs environments of its own. Either it has a sampler of its own and plays its share of
+    the episodes, or, in lockstep, all hosts have one sampler in common and play every episode together.
+
+    Args:
+      sampler: who samples: on this host's devices, or in lockstep on those of all hosts.
+      chat: who translates.
+      env: what is played.
+      limits: of an episode.
+      stop_strings: a response ends with the token that completes one of them.
+      lockstep: the sampler is that of all hosts.
+    """
 
     def __init__(
         self,
@@ -53,27 +69,60 @@ class Collector:
         limits: PlayLimits,
         *,
         stop_strings: tuple[str, ...] = (),
+        lockstep: bool = False,
     ):
         self._sampler, self._chat, self._limits = sampler, chat, limits
         self._stop_strings = stop_strings
-        self._pool = EnvPool(
-            env.id,
-            dict(env.kwargs),
-            sampler.settings.num_slots,
-            env.num_workers,
-            reset_timeout_s=env.reset_timeout_s,
-            step_timeout_s=env.step_timeout_s,
-        )
+
+        def make_pool(num_envs: int) -> EnvPool:
+            return EnvPool(
+                env.id,
+                dict(env.kwargs),
+                num_envs,
+                env.num_workers,
+                reset_timeout_s=env.reset_timeout_s,
+                step_timeout_s=env.step_timeout_s,
+            )
+
+        num_slots = sampler.settings.num_slots
+        self._lockstep = lockstep and jax.process_count() > 1
+        self._pool = LockstepPool(make_pool, num_slots) if self._lockstep else make_pool(num_slots)
 
     def play(
-        self, params, episodes: list[Episode], sampling: Sampling, *, policy_step: int, on_finished=None
+        self,
+        params,
+        episodes: list[Episode],
+        sampling: Sampling,
+        *,
+        policy_step: int,
+        on_round: Callable[[int, int], None] | None = None,
     ) -> tuple[list[Trajectory], dict[str, float]]:
-        """Plays the episodes with these weights; see play_episodes."""
+        """Plays the episodes with these weights; see play_episodes and play_divided.
+
+        Every host calls it with the same episodes and gets all trajectories. What `on_round` raises on one host
+        ends the rollout on all.
+        """
         self._sampler.set_params(params)
-        scheduler = Scheduler(self._sampler, sampling, self._chat.decode, self._stop_strings)
-        return play_episodes(
-            episodes, scheduler, self._pool, self._chat, self._limits, policy_step=policy_step, on_finished=on_finished
-        )
+
+        def play(episodes, on_round=on_round):
+            scheduler = Scheduler(self._sampler, sampling, self._chat.decode, self._stop_strings)
+            return play_episodes(
+                episodes, scheduler, self._pool, self._chat, self._limits, policy_step=policy_step,
+                on_round=on_round,
+            )  # fmt: skip
+
+        if not self._lockstep:
+            return play_divided(play, episodes)
+
+        def defer_errors(finished, total):
+            try:
+                on_round(finished, total)
+            except Exception as error:
+                self._pool.defer(error)
+
+        trajectories, counts = play(episodes, on_round and defer_errors)
+        self._pool.settle()
+        return trajectories, {**counts, "exchange_s": 0.0}
 
     def close(self) -> None:
         """Ends the worker processes."""

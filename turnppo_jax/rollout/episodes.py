@@ -78,7 +78,7 @@ def play_episodes(
     limits: PlayLimits,
     *,
     policy_step: int,
-    on_finished: Callable[[int, int], None] | None = None,
+    on_round: Callable[[int, int], None] | None = None,
 ) -> tuple[list[Trajectory], dict[str, float]]:
     """Plays every episode to its end.
 
@@ -89,13 +89,13 @@ def play_episodes(
       chat: who translates.
       limits: see PlayLimits.
       policy_step: recorded with each turn.
-      on_finished: called with (episodes finished, episodes in all).
+      on_round: called with (episodes finished, episodes in all) in every round, many times a second.
 
     Returns:
       The trajectories by rising index, without those whose environment failed more often than allowed,
       and counts under the names that become metrics.
     """
-    player = _Player(episodes, scheduler, pool, chat, limits, policy_step, on_finished)
+    player = _Player(episodes, scheduler, pool, chat, limits, policy_step)
     started = time.perf_counter()
     while player.unfinished:
         player.start_waiting_episodes()
@@ -103,17 +103,19 @@ def play_episodes(
         # While the device draws, the environments' answers are turned into prompts.
         player.handle_replies(timeout_s=0.0 if scheduler.busy else _IDLE_POLL_S)
         player.handle_responses(scheduler.collect())
+        if on_round:
+            on_round(player.num_finished, len(episodes))
     counts = {**player.counts, **scheduler.counts, "rollout_s": time.perf_counter() - started}
     return sorted(player.finished, key=lambda trajectory: trajectory.episode), counts
 
 
 class _Player:
-    def __init__(self, episodes, scheduler, pool, chat, limits, policy_step, on_finished):
+    def __init__(self, episodes, scheduler, pool, chat, limits, policy_step):
         self._waiting = collections.deque(_Running(episode) for episode in episodes)
         self._running: dict[int, _Running] = {}
         self._free = list(range(pool.num_envs))[::-1]
         self._scheduler, self._pool, self._chat = scheduler, pool, chat
-        self._limits, self._policy_step, self._on_finished = limits, policy_step, on_finished
+        self._limits, self._policy_step = limits, policy_step
         self._total = len(episodes)
         self.finished: list[Trajectory] = []
         self.counts = collections.Counter(env_errors=0, env_timeouts=0, dropped_episodes=0, context_overflows=0)
@@ -121,6 +123,10 @@ class _Player:
     @property
     def unfinished(self) -> bool:
         return bool(self._waiting or self._running)
+
+    @property
+    def num_finished(self) -> int:
+        return self._total - len(self._waiting) - len(self._running)
 
     def start_waiting_episodes(self) -> None:
         while self._free and self._waiting:
@@ -220,5 +226,3 @@ class _Player:
         del self._running[slot]
         self._scheduler.close(slot)
         self._free.append(slot)
-        if self._on_finished:
-            self._on_finished(self._total - len(self._waiting) - len(self._running), self._total)

@@ -13,15 +13,19 @@ No shape depends on what other slots do: a prompt's bucket depends on its own le
 
 import dataclasses
 import functools
+import math
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh
 
-from turnppo_jax.models.cache import init_cache, truncate
+from turnppo_jax.models.cache import Cache, cache_shardings, init_cache, truncate
+from turnppo_jax.models.cache_attention import cache_attention_by_name
 from turnppo_jax.models.decoder import bind
 from turnppo_jax.models.sizes import ModelSizes
+from turnppo_jax.parallel.mesh import platform
+from turnppo_jax.parallel.sharding import RULES, constrain
 from turnppo_jax.rollout.sampling import sample_tokens
 
 _SMALLEST_BUCKET = 16
@@ -36,8 +40,10 @@ class SamplerSettings:
       context_length: `C`, tokens a conversation may have.
       decode_chunk: tokens drawn a call at most, between two looks at the environments.
       prefill_chunk: tokens a prompt may have in one prefill; a longer one goes in pieces. Power of two.
-      prefill_rows: prompts of one bucket that share a prefill call.
+      prefill_rows: prompts of one bucket that share a prefill call, on each data shard of the mesh.
       compute_dtype: "float32" or "bfloat16".
+      attention: of new tokens to the cache, a key of `models.cache_attention.CACHE_ATTENTION`, or "auto": "ragged" on
+        TPUs, else "blocks".
     """
 
     num_slots: int
@@ -46,6 +52,7 @@ class SamplerSettings:
     prefill_chunk: int = 256
     prefill_rows: int = 4
     compute_dtype: str = "float32"
+    attention: str = "auto"
 
     def __post_init__(self):
         for name in ("num_slots", "context_length", "decode_chunk", "prefill_chunk", "prefill_rows"):
@@ -57,10 +64,32 @@ class SamplerSettings:
             )
         if self.compute_dtype not in ("float32", "bfloat16"):
             raise ValueError(f"sampler.compute_dtype must be float32 or bfloat16, got {self.compute_dtype}")
+        if self.attention != "auto":
+            cache_attention_by_name(self.attention)
 
     def bucket(self, num_tokens: int) -> int:
         """Padded length of a prefill of `num_tokens`, which must be at most `prefill_chunk`."""
         return max(_SMALLEST_BUCKET, 1 << (num_tokens - 1).bit_length())
+
+    def cache_attention(self, mesh: Mesh) -> str:
+        """The key of `CACHE_ATTENTION` for the devices of a mesh."""
+        if self.attention != "auto":
+            return self.attention
+        return "ragged" if platform(mesh) == "tpu" else "blocks"
+
+    def data_shards(self, mesh: Mesh) -> int:
+        """Parts that the mesh splits the slots into; each prefills rows for its own.
+
+        Raises:
+          ValueError: they do not divide `num_slots`.
+        """
+        shards = math.prod(mesh.shape[name] for name in RULES["slots"])
+        if self.num_slots % shards:
+            raise ValueError(
+                f"sampler.num_slots={self.num_slots}; allowed: a multiple of {shards}, the data shards of the mesh "
+                f"that samples ({', '.join(f'{name}={mesh.shape[name]}' for name in RULES['slots'])})"
+            )
+        return shards
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,13 +113,19 @@ def make_prefill(sizes: ModelSizes, mesh: Mesh, settings: SamplerSettings):
     """Program `prefill(params, cache, lengths, slots, tokens, counts) -> cache`.
 
     lengths [S] int32 cached tokens of each slot; slots [R] int32, -1 for an unused row; tokens [R, P]
-    int32; counts [R] int32 tokens of each row. The cache is donated.
+    int32; counts [R] int32 tokens of each row. `R` is `prefill_rows` for each data shard of the mesh, in order of the
+    shards: `prefill_rows` rows of the first one's slots, then those of the second. The cache is donated.
+
+    Raises:
+      ValueError: `num_slots` that the data shards do not divide.
     """
-    del mesh  # one device: the arguments carry their shardings
+    settings.data_shards(mesh)
     dtype = jnp.dtype(settings.compute_dtype)
 
     def prefill(params, cache, lengths, slots, tokens, counts):
-        return bind(params, sizes).prefill(truncate(cache, lengths), slots, tokens, counts, compute_dtype=dtype)
+        slots, tokens, counts = (constrain(x, ("rows",), mesh) for x in (slots, tokens, counts))
+        cache = bind(params, sizes, mesh).prefill(truncate(cache, lengths), slots, tokens, counts, compute_dtype=dtype)
+        return _in_place(cache, mesh)
 
     return jax.jit(prefill, donate_argnums=1)
 
@@ -105,13 +140,20 @@ def make_decode(sizes: ModelSizes, mesh: Mesh, settings: SamplerSettings):
     each slot's row; eos_ids [E] int32; sampling = (temperature, top_p, top_k) scalars. Returns tokens
     and logprobs [S, decode_chunk], of which the host reads as many as the slot drew: tokens are -1
     after the last. The cache is donated.
+
+    On a mesh the rows of one data shard of slots are drawn by the devices that share it, each for its part of the
+    rows over the whole vocabulary (the logits are exchanged all-to-all), so that a row's numbers are summed as on
+    one device. Where tensor does not divide a shard's rows, each device gathers the logits of all of them.
+
+    Raises:
+      ValueError: `num_slots` that the data shards do not divide.
     """
-    del mesh
+    settings.data_shards(mesh)
     dtype = jnp.dtype(settings.compute_dtype)
     chunk, num_slots = settings.decode_chunk, settings.num_slots
 
     def decode(params, cache, lengths, pending, budgets, keys, eos_ids, sampling):
-        model = bind(params, sizes)
+        model = bind(params, sizes, mesh)
         temperature, top_p, top_k = sampling
         draw = jax.vmap(lambda key, position: jax.random.uniform(jax.random.fold_in(key, position)))
         keys = jax.random.wrap_key_data(keys)
@@ -124,9 +166,11 @@ def make_decode(sizes: ModelSizes, mesh: Mesh, settings: SamplerSettings):
             step, cache, pending, left, tokens, logprobs = carry
             active = left > 0
             hidden, cache = model.decode(cache, pending, active, compute_dtype=dtype)
+            logits = constrain(model.logits(hidden), ("draws",), mesh)
             drawn, drawn_logprobs = sample_tokens(
-                model.logits(hidden), draw(keys, cache.lengths), temperature=temperature, top_p=top_p, top_k=top_k
+                logits, draw(keys, cache.lengths), temperature=temperature, top_p=top_p, top_k=top_k
             )
+            drawn, drawn_logprobs = (constrain(x, ("rows",), mesh) for x in (drawn, drawn_logprobs))
             tokens = tokens.at[:, step].set(jnp.where(active, drawn, -1))
             logprobs = logprobs.at[:, step].set(jnp.where(active, drawn_logprobs, 0.0))
             ended = jnp.any(drawn[:, None] == eos_ids[None, :], axis=-1)
@@ -136,15 +180,32 @@ def make_decode(sizes: ModelSizes, mesh: Mesh, settings: SamplerSettings):
         start = (
             jnp.int32(0),
             truncate(cache, lengths),
-            pending,
-            budgets,
-            jnp.full((num_slots, chunk), -1, jnp.int32),
-            jnp.zeros((num_slots, chunk), jnp.float32),
+            constrain(pending, ("rows",), mesh),
+            constrain(budgets, ("rows",), mesh),
+            constrain(jnp.full((num_slots, chunk), -1, jnp.int32), ("rows",), mesh),
+            constrain(jnp.zeros((num_slots, chunk), jnp.float32), ("rows",), mesh),
         )
         _, cache, _, _, tokens, logprobs = jax.lax.while_loop(going, one_token, start)
-        return cache, tokens, logprobs
+        # Whole on every device: the host reads them.
+        return _in_place(cache, mesh), constrain(tokens, (), mesh), constrain(logprobs, (), mesh)
 
     return jax.jit(decode, donate_argnums=1)
+
+
+def _in_place(cache: Cache, mesh: Mesh) -> Cache:
+    """The cache where the next call expects it, and where the donated one lay."""
+    return jax.lax.with_sharding_constraint(cache, cache_shardings(mesh, cache))
+
+
+def make_empty_cache(sizes: ModelSizes, mesh: Mesh, settings: SamplerSettings):
+    """Program `empty_cache() -> cache`, each device making its own part."""
+    settings.data_shards(mesh)
+
+    def empty_cache():
+        dtype, attention = jnp.dtype(settings.compute_dtype), settings.cache_attention(mesh)
+        return init_cache(sizes, settings.num_slots, settings.context_length, dtype, mesh, attention)
+
+    return jax.jit(empty_cache, out_shardings=cache_shardings(mesh, jax.eval_shape(empty_cache)))
 
 
 @functools.partial(jax.jit, static_argnums=2)
@@ -162,17 +223,28 @@ def episode_keys(seed: int, stream: int, step: int, num_episodes: int) -> np.nda
 
 
 class Sampler:
-    """Holds the cache and the compiled programs; knows slots, nothing of environments or text."""
+    """Holds the cache and the compiled programs; knows slots, nothing of environments or text.
+
+    Args:
+      sizes: of the model.
+      mesh: of the devices that sample.
+      settings: shapes and precision.
+      eos_ids: what ends a response.
+
+    Raises:
+      ValueError: no end-of-turn id, or `num_slots` that the data shards of the mesh do not divide.
+    """
 
     def __init__(self, sizes: ModelSizes, mesh: Mesh, settings: SamplerSettings, eos_ids: tuple[int, ...]):
         if not eos_ids:
             raise ValueError("the sampler needs at least one end-of-turn id, got none")
         self.settings = settings
         self.sizes = sizes
+        self.data_shards = settings.data_shards(mesh)
         self._prefill = make_prefill(sizes, mesh, settings)
         self._decode = make_decode(sizes, mesh, settings)
+        self._empty_cache = make_empty_cache(sizes, mesh, settings)
         self.eos_ids = np.asarray(eos_ids, np.int32)
-        self._mesh = mesh
         self._cache = None
         self._params = None
 
@@ -180,13 +252,25 @@ class Sampler:
         """The weights that sample from here on. Whoever changes weights restarts its conversations."""
         self._params = params
 
+    def release(self) -> None:
+        """Lets go of weights and cache until the next `set_params`; conversations end with it."""
+        self._params = self._cache = None
+
     @property
     def num_programs(self) -> int:
         """Compiled programs so far: one decode and one prefill a bucket, whatever is sampled."""
         return self._prefill._cache_size() + self._decode._cache_size()
 
     def prefill(self, lengths, slots, tokens, counts) -> None:
-        """Appends tokens to a few slots (see make_prefill)."""
+        """Appends tokens to a few slots (see make_prefill).
+
+        Raises:
+          ValueError: a row that does not stand on the data shard of its slot.
+        """
+        shard_slots, rows = self.settings.num_slots // self.data_shards, self.settings.prefill_rows
+        for row, slot in enumerate(slots):
+            if slot >= 0 and slot // shard_slots != row // rows:
+                raise ValueError(f"row {row} of a prefill holds slot {slot}; allowed: slots of its own data shard")
         self._cache = self._prefill(self._params, self._ready_cache(), lengths, slots, tokens, counts)
 
     def decode(self, lengths, pending, budgets, keys, sampling: Sampling):
@@ -201,8 +285,5 @@ class Sampler:
         if self._params is None:
             raise ValueError("the sampler has no weights yet: call set_params first")
         if self._cache is None:
-            dtype = jnp.dtype(self.settings.compute_dtype)
-            cache = init_cache(self.sizes, self.settings.num_slots, self.settings.context_length, dtype)
-            # Placed like what the programs return, or the second call would compile anew.
-            self._cache = jax.device_put(cache, NamedSharding(self._mesh, PartitionSpec()))
+            self._cache = self._empty_cache()
         return self._cache

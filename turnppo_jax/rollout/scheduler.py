@@ -166,26 +166,31 @@ class Scheduler:
         return np.asarray([slot.length if slot else 0 for slot in self._slots], np.int32)
 
     def _prefill_pieces(self) -> None:
-        settings = self._sampler.settings
-        waiting = collections.defaultdict(list)  # bucket -> slots
+        settings, shards = self._sampler.settings, self._sampler.data_shards
+        shard_slots = settings.num_slots // shards
+        waiting = collections.defaultdict(lambda: [[] for _ in range(shards)])  # bucket -> data shard -> slots
         for index, slot in enumerate(self._slots):
             if slot and len(slot.todo):
-                waiting[settings.bucket(min(len(slot.todo), settings.prefill_chunk))].append(index)
-        for bucket, indices in sorted(waiting.items()):
-            for start in range(0, len(indices), settings.prefill_rows):
-                self._prefill_call(bucket, indices[start : start + settings.prefill_rows])
+                bucket = settings.bucket(min(len(slot.todo), settings.prefill_chunk))
+                waiting[bucket][index // shard_slots].append(index)
+        for bucket, by_shard in sorted(waiting.items()):
+            for start in range(0, max(map(len, by_shard)), settings.prefill_rows):
+                self._prefill_call(bucket, [queue[start : start + settings.prefill_rows] for queue in by_shard])
 
-    def _prefill_call(self, bucket: int, indices: list[int]) -> None:
-        rows = self._sampler.settings.prefill_rows
+    def _prefill_call(self, bucket: int, by_shard: list[list[int]]) -> None:
+        """One piece for some slots of each data shard, in rows of that shard."""
+        shard_rows = self._sampler.settings.prefill_rows
+        rows = shard_rows * len(by_shard)
         slots = np.full(rows, -1, np.int32)
         tokens, counts = np.zeros((rows, bucket), np.int32), np.zeros(rows, np.int32)
         lengths = self._lengths()
-        for row, index in enumerate(indices):
-            slot = self._slots[index]
-            piece = slot.todo[:bucket]
-            slots[row], counts[row], tokens[row, : len(piece)] = index, len(piece), piece
-            slot.todo = slot.todo[len(piece) :]
-            slot.length += len(piece)
+        for shard, indices in enumerate(by_shard):
+            for row, index in enumerate(indices, start=shard * shard_rows):
+                slot = self._slots[index]
+                piece = slot.todo[:bucket]
+                slots[row], counts[row], tokens[row, : len(piece)] = index, len(piece), piece
+                slot.todo = slot.todo[len(piece) :]
+                slot.length += len(piece)
         self._sampler.prefill(lengths, slots, tokens, counts)
         self.counts["prefill_calls"] += 1
         self.counts["prefill_tokens"] += int(counts.sum())

@@ -64,7 +64,7 @@ def evaluate(
     env_id: str,
     seed: int,
     policy_step: int,
-    on_finished: Callable[[int, int], None] | None = None,
+    on_round: Callable[[int, int], None] | None = None,
 ) -> EvaluationResult:
     """Plays the held-out seeds, sampled and greedy.
 
@@ -77,7 +77,7 @@ def evaluate(
       env_id: names the metrics.
       seed: of the run; the same episodes and keys at every step of it.
       policy_step: recorded with the trajectories.
-      on_finished: see play_episodes.
+      on_round: see play_episodes.
     """
     modes = []
     if settings.samples:
@@ -90,7 +90,7 @@ def evaluate(
     trajectories: dict[str, list[Trajectory]] = {}
     for prefix, samples, sampling, title in modes:
         episodes = evaluation_episodes(seed, settings.num_seeds, samples)
-        played, counts = collector.play(params, episodes, sampling, policy_step=policy_step, on_finished=on_finished)
+        played, counts = collector.play(params, episodes, sampling, policy_step=policy_step, on_round=on_round)
         rows, text = _summary(played, settings.num_seeds, samples, counts["dropped_episodes"])
         metrics |= {f"eval/{env_id}/{prefix}{name}": value for name, value in rows.items()}
         lines.append(f"eval {env_id} {title}: {text}")

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from turnppo_jax import kernels
+from turnppo_jax.models.attention import check_attention
 from turnppo_jax.models.critic import Critic, ValueHead, bind_critic
 from turnppo_jax.models.decoder import Decoder, bind
 from turnppo_jax.models.head import token_logprobs
@@ -25,13 +26,13 @@ class ForwardSettings:
     Attributes:
       compute_dtype: "float32" | "bfloat16", of the layers and of the head's operands.
       remat: what the backward pass computes again, a name of `models.decoder.REMAT_POLICIES`.
-      attention: a name of `models.attention.ATTENTION`.
+      attention: a name of `models.attention.ATTENTION`, or "auto": "splash" on TPUs where it can run, else "blocked".
       head_chunk: sampled tokens of a row that the head takes at a time.
     """
 
     compute_dtype: str = "float32"
     remat: str = "none"
-    attention: str = "blocked"
+    attention: str = "auto"
     head_chunk: int = 128
 
     def __post_init__(self):
@@ -39,6 +40,7 @@ class ForwardSettings:
             raise ValueError(f"compute_dtype={self.compute_dtype!r}; allowed: 'float32', 'bfloat16'")
         if self.head_chunk < 1:
             raise ValueError(f"head_chunk={self.head_chunk}; allowed: at least 1")
+        check_attention(self.attention)
 
     def hidden_states(self, model: Decoder, micro: TrajectoryBatch) -> jax.Array:
         """[R, T, D] of the rows of a micro-batch."""
@@ -82,14 +84,17 @@ def rows_of(batch: TrajectoryBatch) -> TrajectoryBatch:
     return dataclasses.replace(batch, group_ids=None)
 
 
-def actor_hidden(params: Any, sizes: ModelSizes, micro: TrajectoryBatch, settings: ForwardSettings) -> jax.Array:
+def actor_hidden(
+    params: Any, sizes: ModelSizes, mesh: Mesh, micro: TrajectoryBatch, settings: ForwardSettings
+) -> jax.Array:
     """[R, T, D] hidden states of the policy."""
-    return settings.hidden_states(bind(params, sizes), micro)
+    return settings.hidden_states(bind(params, sizes, mesh), micro)
 
 
 def actor_logprobs(
     params: Any,
     sizes: ModelSizes,
+    mesh: Mesh,
     hidden: jax.Array,
     micro: TrajectoryBatch,
     temperature: jax.Array,
@@ -102,7 +107,7 @@ def actor_logprobs(
     targets = jnp.where(at >= 0, jnp.take_along_axis(micro.tokens, jnp.maximum(at, 0), axis=1), -1)
     before = gather_columns(hidden, at - 1)
     out = token_logprobs(
-        bind(params, sizes), before, targets, temperature, chunk=settings.head_chunk, with_entropy=with_entropy
+        bind(params, sizes, mesh), before, targets, temperature, chunk=settings.head_chunk, with_entropy=with_entropy
     )
     return out if with_entropy else (out, None)
 
@@ -122,9 +127,11 @@ def read_values(
     return jnp.where(present, values, 0.0), jnp.where(ends >= 0, bootstrap, 0.0)
 
 
-def critic_hidden(params: Any, sizes: ModelSizes, micro: TrajectoryBatch, settings: ForwardSettings) -> jax.Array:
+def critic_hidden(
+    params: Any, sizes: ModelSizes, mesh: Mesh, micro: TrajectoryBatch, settings: ForwardSettings
+) -> jax.Array:
     """[R, T, D] hidden states of a critic with a backbone of its own."""
-    return settings.hidden_states(bind_critic(params, sizes).backbone, micro)
+    return settings.hidden_states(bind_critic(params, sizes, mesh).backbone, micro)
 
 
 def gather_columns(hidden: jax.Array, columns: jax.Array) -> jax.Array:

@@ -10,17 +10,16 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from turnppo_jax.models.sizes import ModelSizes
-from turnppo_jax.parallel.sharding import shard
+from turnppo_jax.parallel.sharding import place
 from turnppo_jax.training import scoring, update
 from turnppo_jax.training.advantages import RolloutTable, empty_table
 from turnppo_jax.training.batching import PackingStats, kept_turns, pack
 from turnppo_jax.training.forward import LearnerSettings
-from turnppo_jax.training.optimizer import ModelState, OptimizerConfig, init_state, learning_rate, make_optimizer
+from turnppo_jax.training.optimizer import ModelState, OptimizerConfig, fresh_state, learning_rate, make_optimizer
 from turnppo_jax.training.update_metrics import join_packing, join_updates, scoring_metrics
 from turnppo_jax.types import Trajectory, TrajectoryBatch
 
@@ -89,6 +88,9 @@ class Learner:
         self._own_critic = cfg.has_critic and not cfg.share_backbone
         # A turn-level critic reads nothing after the last state: its rows can be cut there.
         self._trims = self._own_critic and cfg.advantage_level == "turn"
+        replicated = NamedSharding(mesh, PartitionSpec())
+        self._gather = jax.jit(lambda tree: tree, out_shardings=replicated)
+        self._placebo_key = jax.jit(_placebo_key, out_shardings=replicated)
         self._programs: dict[str, Callable] = {
             "collect": scoring.make_collect(settings),
             "estimate": scoring.make_estimate(settings),
@@ -121,12 +123,12 @@ class Learner:
         """
         if self._cfg.has_critic and critic_params is None:
             raise ValueError(f"critic_params=None with estimator={self._cfg.estimator!r}; allowed: those of a critic")
-        actor = self._fresh(self._actor_optimizer, actor_params)
+        actor = fresh_state(self._actor_optimizer, actor_params, self._mesh)
         if not self._cfg.has_critic:
             return actor, None
         if self._cfg.share_backbone:
             critic_params = {"value_head": critic_params["value_head"]}
-        return actor, self._fresh(self._critic_optimizer, critic_params)
+        return actor, fresh_state(self._critic_optimizer, critic_params, self._mesh)
 
     def step(
         self,
@@ -160,7 +162,7 @@ class Learner:
         if self.needs_reference and ref_params is None:
             raise ValueError(f"ref_params=None with kl_coef={self._cfg.kl_coef}; allowed: parameters of the reference")
         started = time.perf_counter()
-        temperature = jnp.float32(temperature)
+        temperature = np.float32(temperature)
         minibatches = self._minibatches(trajectories, step)
         packed = time.perf_counter()
 
@@ -172,8 +174,8 @@ class Learner:
         scores[: len(trajectories)] = [trajectory.total_reward for trajectory in trajectories]
         groups = np.full(self._shape.trajectories, -1, np.int32)
         groups[: len(trajectories)] = [trajectory.group for trajectory in trajectories]
-        key = jax.random.fold_in(jax.random.fold_in(jax.random.key(self._seed), step), _PLACEBO)
-        estimated = self._programs["estimate"](table, *self._replicate((scores, groups, key)))
+        key = self._placebo_key(np.uint32(self._seed), np.uint32(step))
+        estimated = self._programs["estimate"](table, *self._replicate((scores, groups)), key)
         jax.block_until_ready(estimated)
         estimated_at = time.perf_counter()
 
@@ -201,7 +203,7 @@ class Learner:
                     critic = head if self._cfg.share_backbone else critic
                     sums = sums | more
                 updates.append(sums)
-        estimated, table, scored, updates = jax.device_get((estimated, table, scored, updates))
+        estimated, table, scored, updates = self._fetch((estimated, table, scored, updates))
         metrics |= {name: float(value) for name, value in estimated.metrics.items()}
         metrics |= scoring_metrics(scored or updates[:1])
         metrics |= join_updates(updates)
@@ -231,13 +233,13 @@ class Learner:
         """How many shapes each program has been compiled for."""
         return {name: program._cache_size() for name, program in self._programs.items()}
 
-    def _fresh(self, optimizer: Any, params: Any) -> ModelState:
-        copied = jax.tree.map(lambda leaf: jnp.array(leaf, copy=True), params)
-        return shard(self._mesh, init_state(optimizer, copied))
-
     def _replicate(self, tree: Any) -> Any:
         """On every device of the mesh: integers and tables are small, and any device may own any row."""
-        return jax.device_put(tree, NamedSharding(self._mesh, PartitionSpec()))
+        return place(tree, NamedSharding(self._mesh, PartitionSpec()))
+
+    def _fetch(self, tree: Any) -> Any:
+        """On the host, after what lies in parts on several hosts has been gathered."""
+        return jax.device_get(tree if jax.process_count() == 1 else self._gather(tree))
 
     def _minibatches(self, trajectories: Sequence[Trajectory], step: int) -> list[_Minibatch]:
         order = np.random.default_rng([self._seed, step, _MINIBATCHES]).permutation(len(trajectories))
@@ -277,6 +279,10 @@ class Learner:
         if self._own_critic:
             values = self._programs["critic_score"](critic.params, mini.critic_batch, mini.critic_num_micro)
         return self._programs["collect"](table, mini.batch, mini.critic_batch, values)
+
+
+def _placebo_key(seed: jax.Array, step: jax.Array) -> jax.Array:
+    return jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), step), _PLACEBO)
 
 
 def _by_turn(trajectories: Sequence[Trajectory], table: np.ndarray | None) -> list[list[float | None]]:

@@ -7,6 +7,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import optax
+from jax.sharding import Mesh
+
+from turnppo_jax.parallel.sharding import shard
 
 SCHEDULES = ("constant", "linear", "cosine")
 MOMENT_DTYPES = ("float32", "bfloat16")
@@ -26,7 +29,8 @@ class OptimizerConfig:
         gradients: too large a value slows them (watch optim/update_rms).
       weight_decay: decoupled; kernels and embeddings only.
       max_grad_norm: the gradient is scaled down to this global norm; None never.
-      moment_dtype: "float32" | "bfloat16", of the first moment.
+      moment_dtype: "float32" | "bfloat16", of the first moment. The second stays float32: it moves by 1 - beta2, a
+        thousandth, of itself, which bfloat16 rounds away.
 
     Raises:
       ValueError: naming the field, its value and what is allowed.
@@ -98,6 +102,15 @@ def make_optimizer(cfg: OptimizerConfig) -> optax.GradientTransformation:
 def init_state(optimizer: optax.GradientTransformation, params: Any) -> ModelState:
     """Fresh optimizer state and counters around `params`, which it holds without a copy."""
     return ModelState(params, optimizer.init(params), jnp.zeros((), jnp.int32), jnp.zeros((), jnp.int32))
+
+
+def fresh_state(optimizer: optax.GradientTransformation, params: Any, mesh: Mesh) -> ModelState:
+    """`init_state` on the mesh, around a copy of `params`: an update donates its buffers, and the caller's stay.
+
+    Parameters that lie on the mesh by the sharding rules never leave their devices; moments are made where they are.
+    """
+    copied = jax.tree.map(jnp.copy, shard(mesh, params))
+    return shard(mesh, init_state(optimizer, copied))  # moves nothing but the counters
 
 
 def apply_gradients(

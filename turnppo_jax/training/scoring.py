@@ -40,9 +40,9 @@ def make_actor_score(sizes: ModelSizes, mesh: Mesh, settings: LearnerSettings, *
 
         def body(index, out):
             micro = forward.micro_batch(forward.rows_of(batch), index, shape.micro_rows, mesh)
-            hidden = forward.actor_hidden(params, sizes, micro, settings.forward)
+            hidden = forward.actor_hidden(params, sizes, mesh, micro, settings.forward)
             logprobs, entropy = forward.actor_logprobs(
-                params, sizes, hidden, micro, temperature, settings.forward, with_entropy=not reference
+                params, sizes, mesh, hidden, micro, temperature, settings.forward, with_entropy=not reference
             )
             new = {"logprobs": logprobs}
             if value_head is not None:
@@ -68,7 +68,7 @@ def make_critic_score(sizes: ModelSizes, mesh: Mesh, settings: LearnerSettings) 
     def score(params, batch, num_micro):
         def body(index, out):
             micro = forward.micro_batch(forward.rows_of(batch), index, shape.micro_rows, mesh)
-            hidden = forward.critic_hidden(params, sizes, micro, settings.forward)
+            hidden = forward.critic_hidden(params, sizes, mesh, micro, settings.forward)
             values, bootstrap = forward.read_values(
                 bind_critic(params, sizes), hidden, micro, level=cfg.advantage_level
             )

@@ -3,9 +3,7 @@
 import signal
 import threading
 
-
-class StopRequested(Exception):
-    """Raised in the middle of a rollout that shall be abandoned."""
+from turnppo_jax.parallel.agreement import StopRequested
 
 
 class StopSignal:
@@ -19,7 +17,7 @@ class StopSignal:
         self._previous = None
 
     def raise_if_requested(self, *_) -> None:
-        """Raises StopRequested after a SIGTERM; takes and ignores the arguments of a progress callback."""
+        """Raises StopRequested after a SIGTERM here; takes and ignores the arguments of a progress callback."""
         if self.requested:
             raise StopRequested
 

@@ -16,12 +16,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
+from turnppo_jax.models.attention import check_attention
 from turnppo_jax.models.decoder import bind
 from turnppo_jax.models.head import token_logprobs
 from turnppo_jax.models.sizes import ModelSizes
-from turnppo_jax.parallel.sharding import named_sharding, shard
+from turnppo_jax.parallel.sharding import constrain, named_sharding, place, shardings
 from turnppo_jax.training.demonstrations import DemonstrationBatch
-from turnppo_jax.training.optimizer import OptimizerConfig, apply_gradients, init_state, make_optimizer
+from turnppo_jax.training.optimizer import OptimizerConfig, apply_gradients, fresh_state, make_optimizer
 
 _ROW_AXES = ("rows", "columns")
 
@@ -53,7 +54,7 @@ class SupervisedConfig:
     num_microbatches: int = 1
     compute_dtype: str = "float32"
     remat: str = "none"
-    attention: str = "blocked"
+    attention: str = "auto"
     head_chunk: int = 128
 
     def __post_init__(self):
@@ -62,9 +63,10 @@ class SupervisedConfig:
                 raise ValueError(f"{name}={getattr(self, name)}; allowed: at least 1")
         if not self.stop_entropy >= 0:
             raise ValueError(f"stop_entropy={self.stop_entropy}; allowed: at least 0")
+        check_attention(self.attention)
 
 
-def make_supervised_step(sizes: ModelSizes, config: SupervisedConfig):
+def make_supervised_step(sizes: ModelSizes, mesh: Mesh, config: SupervisedConfig):
     """The training program: `(state, batch) -> (state, metrics)`, pure and jittable.
 
     `state` is a ModelState, `batch` a DemonstrationBatch whose rows `num_microbatches` divides. Metrics are
@@ -73,31 +75,37 @@ def make_supervised_step(sizes: ModelSizes, config: SupervisedConfig):
     optimizer = make_optimizer(config.optimizer)
 
     def loss_of(params, batch, num_tokens):
-        hidden, targets = _predicting(params, sizes, batch, config)
-        logprobs = token_logprobs(bind(params, sizes), hidden, targets, 1.0, chunk=config.head_chunk)
+        hidden, targets = _predicting(params, sizes, mesh, batch, config)
+        logprobs = token_logprobs(bind(params, sizes, mesh), hidden, targets, 1.0, chunk=config.head_chunk)
         return -jnp.sum(logprobs) / num_tokens
 
     def step(state, batch):
         num_tokens = jnp.maximum(jnp.sum(batch.sampled_positions >= 0), 1).astype(jnp.float32)
-        parts = jax.tree.map(lambda x: x.reshape(config.num_microbatches, -1, *x.shape[1:]), batch)
+
+        def split(x):
+            # Every device has rows in every part.
+            parts = x.reshape(config.num_microbatches, -1, *x.shape[1:])
+            return constrain(parts, (None, *_ROW_AXES), mesh)
 
         def add(sums, part):
-            terms = jax.value_and_grad(loss_of)(state.params, part, num_tokens)
-            return jax.tree.map(lambda total, term: total + term.astype(jnp.float32), sums, terms), None
+            loss, grads = jax.value_and_grad(loss_of)(state.params, part, num_tokens)
+            grads = jax.lax.with_sharding_constraint(grads, shardings(mesh, grads))
+            return jax.tree.map(lambda total, term: total + term.astype(jnp.float32), sums, (loss, grads)), None
 
         if config.num_microbatches == 1:
             loss, grads = jax.value_and_grad(loss_of)(state.params, batch, num_tokens)
         else:
             zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.float32), (jnp.float32(0), state.params))
-            (loss, grads), _ = jax.lax.scan(add, zeros, parts)
+            (loss, grads), _ = jax.lax.scan(add, zeros, jax.tree.map(split, batch))
         state, metrics = apply_gradients(optimizer, state, grads, loss)
+        state = jax.lax.with_sharding_constraint(state, shardings(mesh, state))
         metrics = {f"sft/{name}": value for name, value in metrics.items()}
         return state, metrics | {"sft/loss": loss, "sft/skipped": state.skipped}
 
     return step
 
 
-def make_supervised_evaluation(sizes: ModelSizes, config: SupervisedConfig):
+def make_supervised_evaluation(sizes: ModelSizes, mesh: Mesh, config: SupervisedConfig):
     """The evaluation program: `(params, batch) -> metrics`, pure and jittable.
 
     Metrics are means over the imitated tokens: `sft/heldout_loss`, `sft/accuracy` (the token is the most likely
@@ -105,8 +113,8 @@ def make_supervised_evaluation(sizes: ModelSizes, config: SupervisedConfig):
     """
 
     def evaluate(params, batch):
-        hidden, targets = _predicting(params, sizes, batch, config)
-        model = bind(params, sizes)
+        hidden, targets = _predicting(params, sizes, mesh, batch, config)
+        model = bind(params, sizes, mesh)
         chunk = min(config.head_chunk, targets.shape[1])
         padding = -targets.shape[1] % chunk
         hidden = jnp.pad(hidden, ((0, 0), (0, padding), (0, 0)))
@@ -116,7 +124,8 @@ def make_supervised_evaluation(sizes: ModelSizes, config: SupervisedConfig):
             h = jax.lax.dynamic_slice_in_dim(hidden, index * chunk, chunk, axis=1)
             y = jax.lax.dynamic_slice_in_dim(targets, index * chunk, chunk, axis=1)
             logp = jax.nn.log_softmax(model.logits(h), axis=-1)  # [B, chunk, V] float32
-            logprob = jnp.take_along_axis(logp, jnp.maximum(y, 0)[..., None], axis=-1)[..., 0]
+            # A sum and a maximum: where the vocabulary is split, an index into it would gather the logits.
+            logprob = jnp.sum(jnp.where(jnp.arange(sizes.vocab_size) == y[..., None], logp, 0), axis=-1)
             p = jnp.exp(logp)
             entropy = -jnp.sum(jnp.where(p > 0, p * logp, 0), axis=-1)
             right = (jnp.argmax(logp, axis=-1) == y).astype(jnp.float32)
@@ -131,13 +140,13 @@ def make_supervised_evaluation(sizes: ModelSizes, config: SupervisedConfig):
 
 
 @functools.lru_cache(maxsize=4)
-def supervised_programs(sizes: ModelSizes, config: SupervisedConfig):
+def supervised_programs(sizes: ModelSizes, mesh: Mesh, config: SupervisedConfig):
     """(training, evaluation) jitted; equal arguments give the same programs, so nothing compiles twice in a process.
 
     The training program takes over (donates) the state that it is given.
     """
-    return jax.jit(make_supervised_step(sizes, config), donate_argnums=0), jax.jit(
-        make_supervised_evaluation(sizes, config)
+    return jax.jit(make_supervised_step(sizes, mesh, config), donate_argnums=0), jax.jit(
+        make_supervised_evaluation(sizes, mesh, config)
     )
 
 
@@ -175,8 +184,8 @@ def train_supervised(
     if config.stop_entropy and heldout is None:
         raise ValueError(f"stop_entropy={config.stop_entropy} needs held-out demonstrations")
     report = report or (lambda row: None)
-    step_program, evaluate_program = supervised_programs(sizes, config)
-    state = init_state(make_optimizer(config.optimizer), jax.tree.map(jnp.copy, shard(mesh, params)))
+    step_program, evaluate_program = supervised_programs(sizes, mesh, config)
+    state = fresh_state(make_optimizer(config.optimizer), params, mesh)
     measured = None if heldout is None else place_batch(mesh, heldout)
 
     begin = time.perf_counter()
@@ -223,12 +232,12 @@ def train_supervised(
 
 def place_batch(mesh: Mesh, batch: DemonstrationBatch) -> DemonstrationBatch:
     """The batch on the devices of the mesh, its rows split over the data axes."""
-    return jax.tree.map(lambda x: jax.device_put(x, named_sharding(mesh, _ROW_AXES, x.shape)), batch)
+    return place(batch, jax.tree.map(lambda x: named_sharding(mesh, _ROW_AXES, x.shape), batch))
 
 
-def _predicting(params, sizes, batch, config) -> tuple[jax.Array, jax.Array]:
+def _predicting(params, sizes, mesh, batch, config) -> tuple[jax.Array, jax.Array]:
     """Hidden states [B, A, D] before the imitated tokens and these tokens [B, A], -1 where there is none."""
-    hidden = bind(params, sizes).hidden_states(
+    hidden = bind(params, sizes, mesh).hidden_states(
         batch.tokens,
         batch.positions,
         batch.segment_ids,

@@ -62,9 +62,9 @@ def make_actor_update(
 
     def loss_of(trained, micro, entries, temperature):
         params, head_params = trained
-        hidden = forward.actor_hidden(params, sizes, micro, settings.forward)
+        hidden = forward.actor_hidden(params, sizes, mesh, micro, settings.forward)
         logprobs, entropy = forward.actor_logprobs(
-            params, sizes, hidden, micro, temperature, settings.forward, with_entropy=with_entropy
+            params, sizes, mesh, hidden, micro, temperature, settings.forward, with_entropy=with_entropy
         )
         behavior = forward.behavior_logprobs(micro)
         old = entries.get("old_logprobs")
@@ -158,7 +158,7 @@ def make_critic_update(
     shape, cfg = settings.shape, settings.algorithm
 
     def loss_of(params, micro, entries):
-        hidden = forward.critic_hidden(params, sizes, micro, settings.forward)
+        hidden = forward.critic_hidden(params, sizes, mesh, micro, settings.forward)
         values, _ = forward.read_values(bind_critic(params, sizes), hidden, micro, level=cfg.advantage_level)
         return _value_loss(values, entries, cfg)
 

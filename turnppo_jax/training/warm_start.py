@@ -49,7 +49,7 @@ SFT_DEFAULTS: dict[str, Any] = {
     "moment_dtype": "float32",
     "compute_dtype": "float32",
     "remat": "none",
-    "attention": "blocked",
+    "attention": "auto",
     "head_chunk": 128,
 }
 

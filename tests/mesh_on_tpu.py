@@ -1,0 +1,22 @@
+"""Run as a program where libtpu is installed: an update compiled for four TPU chips; prints its collectives as JSON."""
+
+import json
+
+from jax.experimental import topologies
+
+from tests import mesh_cases as mc
+from tests.collectives import collectives, partitioned_text
+from turnppo_jax.parallel.mesh import host_major, make_mesh
+
+
+def main():
+    topology = topologies.get_topology_desc(platform="tpu", topology_name="v5e:2x2")
+    mesh = make_mesh(fsdp=2, tensor=2, devices=host_major(topology.devices))
+    lowered = mc.update_program(mesh, compute_dtype="bfloat16", remat="full")
+    # Effort -1: the same partitioning in a third of the time.
+    text = partitioned_text(lowered, exec_time_optimization_effort=-1.0)
+    print(json.dumps([(c.kind, c.dtype, c.shape) for c in collectives(text)]))
+
+
+if __name__ == "__main__":
+    main()
