@@ -13,7 +13,7 @@ tokens (here 15,360, a multiple of 128), 200 steps, gradient norm 1. From verl: 
 
 Choices for the hardware: the weights are split over every chip, one row of the whole context a chip. Only the inputs of
 the layers are kept for the backward pass (remat="full"): the results of its products would take 15 GiB a row. A slot's
-cache takes 1.6 GiB, so that a host plays its 64 episodes 16 at a time.
+cache takes 1.6 GiB, so that a host plays its 64 episodes 24 at a time.
 
 The environment is named by its class; `--config.env.id=module:Class` takes another. These configs have not been run.
 """
@@ -32,7 +32,7 @@ from turnppo_jax.training.forward import ForwardSettings
 from turnppo_jax.training.optimizer import OptimizerConfig
 
 HARDWARE = {
-    ("qwen3-1.7b", "v5e:4x4"): Hardware(16, 1, 16, "full", 16, 4),
+    ("qwen3-1.7b", "v5e:4x4"): Hardware(16, 1, 16, "full", 24, 4),
 }
 
 

@@ -61,7 +61,8 @@ def learner_programs(
         programs.append(Program(name, "learn", topology, mesh, function, arguments, **fields))
 
     rows_of_actor, rows_of_critic = (float(workload.actor.num_micro),), (float(workload.critic.num_micro),)
-    actor = {"loops": rows_of_actor, "params": states.actor.params, "holds": ("actor",) + ("critic",) * bool(head)}
+    held = ("actor",) if head is None else ("actor", "critic")
+    actor = {"loops": rows_of_actor, "params": states.actor.params, "holds": held}
     if learner.scores_actor:
         function = scoring.make_actor_score(sizes, mesh, learner)
         head_params = None if head is None else head.params

@@ -144,7 +144,7 @@ def make_plan(
     decode = next(one for one in planned if one.program.name == "decode")
     half = settings.sampler.context_length / 2
     at_half = estimate(decode.program, decode.compiled, live_tokens=half)
-    read = decode_bytes(states, settings.sampler, at_half, half, tied=sizes.tie_word_embeddings)
+    read = decode_bytes(sizes, states, settings.sampler, at_half, half, chips=rollout_mesh.size)
     return Plan(topology, sizes, settings, residents, tuple(planned), workload, load, read)
 
 

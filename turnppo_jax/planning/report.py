@@ -58,7 +58,7 @@ def _head(plan: Plan) -> str:
     return "\n".join(
         (
             f"{settings.model.name} ({plan.sizes.num_parameters / 1e9:.2f}B parameters) on {plan.topology.name}: "
-            f"{plan.topology.num_devices} chips, {plan.topology.num_hosts} hosts ({used})",
+            f"{plan.topology.num_devices} chips, hosts: {plan.topology.num_hosts} ({used})",
             f"chip: {chip.hbm_bytes / GIB:.2f} GiB at {chip.hbm_bandwidth / 1e9:.0f} GB/s, {chip.flops / 1e12:.0f} "
             f"TFLOP/s in bfloat16, links of {chip.link_bandwidth / 1e9:.0f} GB/s each way",
             f"mesh: {mesh}; rollout on each host ({host.topology.name}): {rollout}",

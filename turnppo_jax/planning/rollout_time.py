@@ -4,8 +4,8 @@ import dataclasses
 
 import jax
 
-from turnppo_jax.models.cache import Cache
 from turnppo_jax.models.logical_axes import path_name
+from turnppo_jax.models.sizes import ModelSizes
 from turnppo_jax.planning.estimate import Estimate
 from turnppo_jax.planning.rollout_load import RolloutLoad
 from turnppo_jax.planning.states import States, bytes_per_chip
@@ -18,7 +18,7 @@ class DecodeBytes:
 
     Attributes:
       weights: every parameter once, an embedding that is looked up and not multiplied left out.
-      live_cache: keys and values that the slots hold.
+      live_cache: keys and values that the slots hold, each once on one chip.
       moved: all traffic of the compiled program, a step.
     """
 
@@ -53,26 +53,25 @@ def prefill_seconds(load: RolloutLoad, chunk: int, rows: int, largest: Estimate,
 
 
 def decode_bytes(
-    states: States, sampler: SamplerSettings, estimate: Estimate, live_tokens: float, *, tied: bool
+    sizes: ModelSizes, states: States, sampler: SamplerSettings, estimate: Estimate, live_tokens: float, *, chips: int
 ) -> DecodeBytes:
     """What a decode step reads on one chip when each slot holds `live_tokens`.
 
     Args:
+      sizes: of the model.
       states: shapes of the sampler's parameters and cache.
       sampler: of the host.
       estimate: of the decode program at that length.
       live_tokens: of each slot.
-      tied: the embedding is the head.
+      chips: of the sampler.
     """
     leaves = jax.tree_util.tree_leaves_with_path(states.rollout)
+    tied = sizes.tie_word_embeddings
     read = [leaf for path, leaf in leaves if tied or not path_name(path).startswith("embed/")]
+    # Heads that the cache repeats for tensor, or fills up to whole lanes, are not what must be read.
+    position = 2 * sizes.num_layers * sizes.num_kv_heads * sizes.head_dim * states.cache.k.dtype.itemsize
     return DecodeBytes(
         weights=bytes_per_chip(read),
-        live_cache=token_bytes(states.cache) * live_tokens,
+        live_cache=sampler.num_slots * live_tokens * position / chips,
         moved=estimate.memory_bytes / sampler.decode_chunk,
     )
-
-
-def token_bytes(cache: Cache) -> float:
-    """Bytes of one position of all slots of one chip."""
-    return bytes_per_chip((cache.k, cache.v)) / cache.capacity
