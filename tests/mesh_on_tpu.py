@@ -11,10 +11,10 @@ from turnppo_jax.parallel.mesh import host_major, make_mesh
 
 def main():
     topology = topologies.get_topology_desc(platform="tpu", topology_name="v5e:2x2")
-    mesh = make_mesh(fsdp=2, tensor=2, devices=host_major(topology.devices))
-    lowered = mc.update_program(mesh, compute_dtype="bfloat16", remat="full")
-    # Effort -1: the same partitioning in a third of the time.
-    text = partitioned_text(lowered, exec_time_optimization_effort=-1.0)
+    # With the compiler's whole effort: some of its passes run, and fail, only then.
+    for fsdp, tensor in ((4, 1), (2, 2)):
+        mesh = make_mesh(fsdp=fsdp, tensor=tensor, devices=host_major(topology.devices))
+        text = partitioned_text(mc.update_program(mesh, compute_dtype="bfloat16", remat="full"))
     print(json.dumps([(c.kind, c.dtype, c.shape) for c in collectives(text)]))
 
 

@@ -3,8 +3,11 @@
 python -m tests.weights_of_processes DIRECTORY PORT PROCESS_ID
 """
 
+import contextlib
+import errno
 import pathlib
 import sys
+from unittest import mock
 
 import jax
 import jax.numpy as jnp
@@ -19,10 +22,17 @@ from turnppo_jax.models.checkpoint_files import load_weights
 from turnppo_jax.models.critic import init_critic
 from turnppo_jax.models.parameters import decoder_shapes, init_decoder
 from turnppo_jax.models.tensor_layout import paths_of
+from turnppo_jax.parallel.agreement import HostError
 from turnppo_jax.parallel.mesh import make_mesh
 from turnppo_jax.parallel.sharding import shardings
 from turnppo_jax.policy import export_model
 from turnppo_jax.training.optimizer import OptimizerConfig, fresh_state, make_optimizer
+
+
+def full_disk(path, dtype, shapes, blocks):
+    """Writes as far as the first block."""
+    next(blocks)
+    raise OSError(errno.ENOSPC, "no space left", str(path))
 
 
 def main():
@@ -59,6 +69,19 @@ def main():
         np.testing.assert_array_equal(written[name], tensor, err_msg=name)
     assert (out / "config.json").is_file() and not list(out.glob("*.partial"))
     print("one directory of both", flush=True)
+
+    # What goes wrong for the process that writes is known to the other, wherever it happens.
+    (directory / "file").touch()
+    limited = mock.patch.object(weight_saving, "write_tensors", full_disk if process == 0 else None)
+    for output, broken in ((directory / "file" / "out", contextlib.nullcontext()), (directory / "full", limited)):
+        try:
+            with broken:
+                export_model(params, sizes, output, max_shard_bytes=8000)
+        except (OSError, HostError) as error:
+            assert isinstance(error, OSError) == (process == 0), error
+        else:
+            raise AssertionError(f"{output} was written")
+    print("errors of the first are those of both", flush=True)
 
     fresh = init_decoder(sizes, jax.random.key(1), shardings=places)
     check_parts(fresh, {k: np.asarray(v) for k, v in paths_of(init_decoder(sizes, jax.random.key(1))).items()}, places)

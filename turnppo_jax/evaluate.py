@@ -64,6 +64,7 @@ def run(config: dict[str, Any], workdir: pathlib.Path | None, step: int | None) 
             mesh=mesh,
             thinking=settings.model.thinking,
             chat_template=settings.model.chat_template,
+            weights=workdir is None,
         )
     params, sizes = policy.params, policy.sizes
     if workdir is not None:

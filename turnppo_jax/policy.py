@@ -13,13 +13,14 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.experimental import multihost_utils
 from jax.sharding import Mesh
 
 from turnppo_jax.models.checkpoint_files import load_model_config, load_weights, resolve_model
 from turnppo_jax.models.decoder import decoder_shapes, init_decoder
 from turnppo_jax.models.sizes import SIZES, ModelSizes
 from turnppo_jax.models.weight_saving import save_weights
+from turnppo_jax.parallel.agreement import together
+from turnppo_jax.parallel.hosts import is_first
 from turnppo_jax.parallel.sharding import shardings
 from turnppo_jax.rollout.builtin_tokenizer import build_tokenizer
 from turnppo_jax.rollout.chat import Chat, load_tokenizer
@@ -46,7 +47,7 @@ class Policy:
     """What a run begins from.
 
     Attributes:
-      params: of the decoder, float32.
+      params: of the decoder, float32; None where they come from elsewhere.
       sizes: of the decoder; `num_token_ids` is the tokenizer's.
       chat: messages to tokens and back.
       tokenizer: the transformers tokenizer behind it.
@@ -61,7 +62,13 @@ class Policy:
 
 
 def load_policy(
-    name: str, *, seed: int, mesh: Mesh | None = None, thinking: bool = True, chat_template: str = ""
+    name: str,
+    *,
+    seed: int,
+    mesh: Mesh | None = None,
+    thinking: bool = True,
+    chat_template: str = "",
+    weights: bool = True,
 ) -> Policy:
     """Loads a model with its tokenizer, or makes a fresh one.
 
@@ -72,6 +79,7 @@ def load_policy(
         them on the default device.
       thinking: see `Chat`.
       chat_template: see `load_tokenizer`.
+      weights: False makes and reads none; a checkpoint has them.
 
     Raises:
       ValueError: no such model, or a tokenizer with more ids than the embedding has rows.
@@ -81,7 +89,7 @@ def load_policy(
         chat = Chat(tokenizer, thinking=thinking)
         rows = -(-chat.num_token_ids // _VOCAB_MULTIPLE) * _VOCAB_MULTIPLE
         sizes = dataclasses.replace(SIZES[name], vocab_size=rows, num_token_ids=chat.num_token_ids)
-        params = init_decoder(sizes, jax.random.key(seed), shardings=_places(mesh, sizes))
+        params = init_decoder(sizes, jax.random.key(seed), shardings=_places(mesh, sizes)) if weights else None
         return Policy(params, sizes, chat, tokenizer, None)
     directory = resolve_model(name)
     tokenizer = load_tokenizer(directory, template=chat_template)
@@ -93,7 +101,7 @@ def load_policy(
             f"{sizes.vocab_size} rows"
         )
     sizes = dataclasses.replace(sizes, num_token_ids=chat.num_token_ids)
-    params = load_weights(directory, sizes, jnp.float32, _places(mesh, sizes))
+    params = load_weights(directory, sizes, jnp.float32, _places(mesh, sizes)) if weights else None
     return Policy(params, sizes, chat, tokenizer, directory)
 
 
@@ -129,41 +137,51 @@ def export_model(
 
     Raises:
       ValueError: the source's config.json does not fit the sizes, `output` is `source`, unknown dtype.
+      OSError: the files cannot be written; the other processes raise `HostError`.
     """
-    output = pathlib.Path(output)
-    if source is None:
-        dtype = dtype or "float32"
-        config = sizes.to_hf_config(dtype)
-        if tokenizer is not None:
-            # Without them transformers would take the family's own ids and never stop, or stop at a letter.
-            config |= {f"{kind}_token_id": getattr(tokenizer, f"{kind}_token_id") for kind in ("bos", "eos", "pad")}
-    else:
-        source = pathlib.Path(source)
-        if output.resolve() == source.resolve():
+    output, source = pathlib.Path(output), None if source is None else pathlib.Path(source)
+    with together():
+        if source is None:
+            config, dtype = _own_config(sizes, tokenizer, dtype or "float32")
+        elif output.resolve() == source.resolve():
             raise ValueError(f"output {output} is the source directory; choose another")
-        source_sizes, config = load_model_config(source)
-        _check_same(sizes, source_sizes, source)
-        kept = config.get("dtype", config.get("torch_dtype"))
-        dtype = dtype or (kept if kept in ("float32", "bfloat16") else "float32")
-        for field in ("dtype", "torch_dtype"):
-            if field in config:
-                config[field] = dtype
-        if kept is None:
-            config["torch_dtype"] = dtype
+        else:
+            config, dtype = _kept_config(sizes, source, dtype)
     limit = {} if max_shard_bytes is None else {"max_shard_bytes": max_shard_bytes}
     save_weights(params, sizes, output, dtype, **limit)
-    if jax.process_index() == 0:
-        if source is None:
-            if tokenizer is not None:
+    with together():
+        if is_first():
+            if source is not None:
+                for name in KEPT_FILES:
+                    if (source / name).is_file():
+                        shutil.copyfile(source / name, output / name)
+            elif tokenizer is not None:
                 tokenizer.save_pretrained(output)
-        else:
-            for name in KEPT_FILES:
-                if (source / name).is_file():
-                    shutil.copyfile(source / name, output / name)
-        (output / "config.json").write_text(json.dumps(config, indent=2) + "\n")
-    if jax.process_count() > 1:
-        multihost_utils.sync_global_devices("turnppo_jax: model directory written")
+            (output / "config.json").write_text(json.dumps(config, indent=2) + "\n")
     return output
+
+
+def _own_config(sizes: ModelSizes, tokenizer: Any, dtype: str) -> tuple[dict[str, Any], str]:
+    """(config.json of a model that has no source, dtype of its weights)."""
+    config = sizes.to_hf_config(dtype)
+    if tokenizer is not None:
+        # Without them transformers would take the family's own ids and never stop, or stop at a letter.
+        config |= {f"{kind}_token_id": getattr(tokenizer, f"{kind}_token_id") for kind in ("bos", "eos", "pad")}
+    return config, dtype
+
+
+def _kept_config(sizes: ModelSizes, source: pathlib.Path, dtype: str | None) -> tuple[dict[str, Any], str]:
+    """(the source's config.json with the dtype of the weights in it, that dtype)."""
+    source_sizes, config = load_model_config(source)
+    _check_same(sizes, source_sizes, source)
+    kept = config.get("dtype", config.get("torch_dtype"))
+    dtype = dtype or (kept if kept in ("float32", "bfloat16") else "float32")
+    for field in ("dtype", "torch_dtype"):
+        if field in config:
+            config[field] = dtype
+    if kept is None:
+        config["torch_dtype"] = dtype
+    return config, dtype
 
 
 def _places(mesh: Mesh | None, sizes: ModelSizes) -> Any:

@@ -33,6 +33,7 @@ from turnppo_jax.rollout.sampler import Sampler
 from turnppo_jax.settings import RunSettings, run_settings
 from turnppo_jax.sft import warm_up
 from turnppo_jax.training.checkpoint import Checkpoints, cut_back
+from turnppo_jax.training.checkpoint_reading import placed_shapes
 from turnppo_jax.training.episode_metrics import episode_metrics
 from turnppo_jax.training.evaluation import EvaluationResult, evaluate
 from turnppo_jax.training.json_lines import write_atomically
@@ -103,11 +104,14 @@ def train(config: dict[str, Any], workdir: pathlib.Path) -> None:
                 **dataclasses.asdict(settings.checkpoint),
             )
         )
-        restored = checkpoints.restore_latest({"actor": actor, "critic": critic})
         finished = -1
-        if restored is not None:
-            finished, state = restored
+        if checkpoints.latest_step() is not None:
+            # Only their shapes and places are kept: fresh states and saved ones may not fit beside each other.
+            fresh = placed_shapes({"actor": actor, "critic": critic})
+            del actor, critic
+            finished, state = checkpoints.restore_latest(fresh)
             actor, critic = state["actor"], state["critic"]
+            del state
         with together():
             writer = MetricWriter()
             if is_first():

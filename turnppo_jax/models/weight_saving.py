@@ -14,13 +14,13 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.experimental import multihost_utils
 from jax.sharding import NamedSharding, PartitionSpec
 
 from turnppo_jax.models.parameters import decoder_shapes
 from turnppo_jax.models.sizes import ModelSizes
 from turnppo_jax.models.tensor_files import INDEX_FILE, SINGLE_FILE, WRITTEN_DTYPES, write_tensors, write_text
 from turnppo_jax.models.tensor_layout import Tensor, paths_of, row_blocks, tensors_of
+from turnppo_jax.parallel.agreement import agree, together
 
 # Size at which transformers starts a new shard.
 MAX_SHARD_BYTES = 5_000_000_000
@@ -51,6 +51,7 @@ def save_weights(
 
     Raises:
       ValueError: unknown dtype, parameters that do not fit the sizes.
+      OSError: the files cannot be written; the other processes raise `HostError`.
     """
     if str(dtype) not in WRITTEN_DTYPES:
         raise ValueError(f"dtype={dtype!r}; allowed: {', '.join(WRITTEN_DTYPES)}")
@@ -61,20 +62,25 @@ def save_weights(
     single, count = len(shards) == 1, len(shards)
     names = [SINGLE_FILE] if single else [f"model-{i + 1:05d}-of-{count:05d}.safetensors" for i in range(count)]
     writes = jax.process_index() == 0
-    if writes:
-        directory.mkdir(parents=True, exist_ok=True)
+    with together():
+        if writes:
+            directory.mkdir(parents=True, exist_ok=True)
+    failed = None
     for name, shard in zip(names, shards, strict=True):
         shard = sorted(shard, key=lambda tensor: tensor.name)
         blocks = _blocks(shard, leaves, target)
+        if writes and failed is None:
+            try:
+                write_tensors(directory / name, target, [(tensor.name, tensor.shape) for tensor in shard], blocks)
+            except OSError as error:
+                failed = error
+        # Blocks that are not written are asked for all the same: every process takes part in bringing them here.
+        for _ in blocks:
+            pass
+    agree(failed)
+    with together():
         if writes:
-            write_tensors(directory / name, target, [(tensor.name, tensor.shape) for tensor in shard], blocks)
-        else:
-            for _ in blocks:
-                pass
-    if writes:
-        _write_index(directory, names, shards, sum(leaf.size for leaf in leaves.values()) * target.itemsize)
-    if jax.process_count() > 1:
-        multihost_utils.sync_global_devices("turnppo_jax: weights written")
+            _write_index(directory, names, shards, sum(leaf.size for leaf in leaves.values()) * target.itemsize)
 
 
 def _checked_leaves(params: Any, sizes: ModelSizes) -> dict[str, Any]:

@@ -138,7 +138,7 @@ def restore_onto(directory: pathlib.Path, step: int, target: Mapping[str, Any], 
             f"checkpoint {path} holds {_held(path)} and this run needs {wanted}; "
             "continue with the config of that run, or choose another --workdir"
         )
-    abstract = {name: jax.tree.map(_abstract, target[name]) for name in wanted}
+    abstract = {name: placed_shapes(target[name]) for name in wanted}
     with _Reader(path, ocp.StandardCheckpointHandler) as reader:
         for name, tree in abstract.items():
             difference = _first_difference(reader.item_metadata(name), tree, cast=cast)
@@ -151,10 +151,15 @@ def restore_onto(directory: pathlib.Path, step: int, target: Mapping[str, Any], 
     return {name: restored[name] if name in abstract else None for name in target}
 
 
-def _abstract(leaf: Any) -> jax.ShapeDtypeStruct:
-    # A target without a sharding is placed whole on the first device, also where the checkpoint lay on a mesh.
-    sharding = getattr(leaf, "sharding", None) or jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
-    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
+def placed_shapes(tree: Any) -> Any:
+    """Shapes, dtypes and shardings of a tree's leaves: a target to restore onto that holds no memory."""
+
+    def abstract(leaf: Any) -> jax.ShapeDtypeStruct:
+        # A leaf without a sharding is placed whole on the first device, also where the checkpoint lay on a mesh.
+        sharding = getattr(leaf, "sharding", None) or jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
+        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
+
+    return jax.tree.map(abstract, tree)
 
 
 def _first_difference(saved: Any, target: Any, *, cast: bool) -> str | None:
