@@ -17,7 +17,7 @@ from absl import flags
 from turnppo_jax import command_line
 from turnppo_jax.host_flags import joined_hosts
 from turnppo_jax.parallel.agreement import together
-from turnppo_jax.parallel.hosts import check_inside_hosts, check_same, host_mesh, is_first, local_view
+from turnppo_jax.parallel.hosts import check_same, is_first, local_view
 from turnppo_jax.parallel.sharding import shardings
 from turnppo_jax.parallel.weight_sync import make_weight_sync
 from turnppo_jax.policy import load_policy
@@ -49,11 +49,7 @@ def run(config: dict[str, Any], workdir: pathlib.Path | None, step: int | None) 
         settings = run_settings(config)
         if step is not None and workdir is None:
             raise command_line.UserError(f"--step={step} needs --workdir=DIR")
-        mesh = settings.mesh.make()
-        rollout_mesh = settings.rollout_mesh.make(mesh)
-        if not settings.rollout.lockstep:
-            check_inside_hosts(mesh, "mesh")
-        sampling_mesh = host_mesh(rollout_mesh, lockstep=settings.rollout.lockstep)
+        mesh, rollout_mesh, sampling_mesh = settings.make_meshes()
     check_same("config", config)
     with together():
         start = workdir / "start" if workdir else None

@@ -7,8 +7,11 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
+from jax.sharding import Mesh
+
 from envs.registry import check_id
 from turnppo_jax.command_line import UserError, build
+from turnppo_jax.parallel.hosts import check_inside_hosts, host_mesh
 from turnppo_jax.parallel.mesh import MeshSettings, RolloutMeshSettings
 from turnppo_jax.planning.workload import PlanSettings
 from turnppo_jax.rollout.collector import EnvSettings
@@ -129,6 +132,18 @@ class RunSettings:
     def num_episodes(self) -> int:
         """Episodes of a training step."""
         return self.rollout.num_prompts * self.learner.algorithm.group_size
+
+    def make_meshes(self) -> tuple[Mesh, Mesh, Mesh]:
+        """(the mesh that trains, the mesh that samples, this host's part of it or in lockstep the whole).
+
+        Raises:
+          ValueError: they do not fit the devices, or a group that must lie inside a host reaches across hosts.
+        """
+        mesh = self.mesh.make()
+        rollout_mesh = self.rollout_mesh.make(mesh)
+        if not self.rollout.lockstep:
+            check_inside_hosts(mesh, "mesh")
+        return mesh, rollout_mesh, host_mesh(rollout_mesh, lockstep=self.rollout.lockstep)
 
 
 _SECTIONS = (

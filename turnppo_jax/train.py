@@ -25,7 +25,7 @@ from turnppo_jax.host_flags import joined_hosts
 from turnppo_jax.models.critic import init_critic
 from turnppo_jax.parallel.agreement import agree, failing_fast, together
 from turnppo_jax.parallel.exchange import exchange_json
-from turnppo_jax.parallel.hosts import check_inside_hosts, check_same, check_shared, host_mesh, is_first, local_view
+from turnppo_jax.parallel.hosts import check_same, check_shared, is_first, local_view
 from turnppo_jax.parallel.weight_sync import make_weight_sync
 from turnppo_jax.policy import Policy, load_policy, save_policy
 from turnppo_jax.rollout.collector import Collector, training_episodes
@@ -62,11 +62,7 @@ def train(config: dict[str, Any], workdir: pathlib.Path) -> None:
     """
     with together():
         settings = run_settings(config)
-        mesh = settings.mesh.make()
-        rollout_mesh = settings.rollout_mesh.make(mesh)
-        if not settings.rollout.lockstep:
-            check_inside_hosts(mesh, "mesh")
-        sampling_mesh = host_mesh(rollout_mesh, lockstep=settings.rollout.lockstep)
+        mesh, rollout_mesh, sampling_mesh = settings.make_meshes()
     check_same("config", config)
     check_shared(workdir)
     if is_first():

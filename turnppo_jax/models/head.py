@@ -219,9 +219,10 @@ def _logprobs_backward(places, num_token_ids, with_entropy, saved, cotangents):
         kernel_gradient, d_hidden = jax.lax.scan(body, start, inputs)
         kernel_gradient = kernel_gradient.astype(dtype if places.rows else jnp.float32)
         kernel_gradient = sum_to_parts(kernel_gradient, places.rows, ((), places.embed))
-        # Without the barrier XLA's TPU compiler tries to move the sum over devices out of a loop that adds up
-        # micro-batches, and fails ("while_loop_all_reduce_code_motion").
-        kernel_gradient = jax.lax.optimization_barrier(kernel_gradient)
+        if places.rows:
+            # Without the barrier XLA's TPU compiler tries to move the sum over devices out of the loop that adds up
+            # micro-batches, and fails in its pass while_loop_all_reduce_code_motion.
+            kernel_gradient = jax.lax.optimization_barrier(kernel_gradient)
         return kernel_gradient.astype(jnp.float32), d_hidden
 
     operand = places.operand(kernel, dtype)
