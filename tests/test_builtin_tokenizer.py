@@ -42,6 +42,23 @@ def test_size_and_ids(tokenizer):
     assert (tokenizer.pad_token_id, tokenizer.eos_token_id) == (0, 1)
 
 
+def test_words_of_a_game_get_tokens_behind_the_others(tokenizer):
+    own = builtin_tokenizer.build_tokenizer(("light blue", "search", "the"))
+    assert own.convert_ids_to_tokens(_ids(own, "search[the light blue]")) == [
+        "search", "[", "the", " light blue", "]",
+    ]  # fmt: skip
+    assert len(own) == len(tokenizer) + 4  # "the" is known
+    assert own.get_vocab() | tokenizer.get_vocab() == own.get_vocab()
+    text = "Search for a light  blue searchlight"
+    assert own.decode(_ids(own, text)) == text
+
+
+@pytest.mark.parametrize("word", ["", " red", "<|end|>"])
+def test_words_that_cannot_be_tokens_are_refused(word):
+    with pytest.raises(ValueError, match=r"model.words: .*; allowed: words without spaces around them"):
+        builtin_tokenizer.build_tokenizer((word,))
+
+
 def test_any_text_comes_back(tokenizer):
     letters = random.Random(0)
     texts = ["".join(chr(letters.choice((letters.randrange(128), letters.randrange(0x800), letters.randrange(0xD800),

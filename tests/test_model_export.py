@@ -120,11 +120,11 @@ def test_workdir_of_fresh_weights_gets_the_builtin_tokenizer_and_transformers_ge
     torch = pytest.importorskip("torch", reason="generating through transformers needs torch (pip install torch)")
     import transformers
 
-    tokenizer = export.build_tokenizer()
+    tokenizer = export.build_tokenizer(("red shoes",))
     rows = -(-len(tokenizer) // 8) * 8
     sizes = dataclasses.replace(SIZES["tiny-qwen3"], num_layers=1, vocab_size=rows, num_token_ids=rows)
     params = random_params(sizes)
-    config = {"model": {"name": "tiny-qwen3"}}
+    config = {"model": {"name": "tiny-qwen3", "words": ["red shoes"]}}
     monkeypatch.setattr(export, "restore_actor_params", lambda workdir, step, shardings: (params, sizes, config))
     export.export_workdir("run", tmp_path)
     model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, attn_implementation="eager").eval()

@@ -54,14 +54,8 @@ def run(config: dict[str, Any], workdir: pathlib.Path | None, step: int | None) 
     with together():
         start = workdir / "start" if workdir else None
         name = str(start) if start and start.is_dir() else settings.model.name
-        policy = load_policy(
-            name,
-            seed=settings.seed,
-            mesh=mesh,
-            thinking=settings.model.thinking,
-            chat_template=settings.model.chat_template,
-            weights=workdir is None,
-        )
+        model = dataclasses.asdict(settings.model) | {"name": name}
+        policy = load_policy(**model, seed=settings.seed, mesh=mesh, weights=workdir is None)
     params, sizes = policy.params, policy.sizes
     if workdir is not None:
         params, sizes, _ = restore_actor_params(workdir, step, shardings=lambda shapes: shardings(mesh, shapes))

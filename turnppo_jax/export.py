@@ -53,11 +53,14 @@ def export_workdir(
       ValueError: no checkpoint, no source, or as `export_model`.
     """
     params, sizes, config = restore_actor_params(workdir, step, shardings=_spread)
-    source = source or _model_name(config)
+    model = config.get("model") or {}
+    if not isinstance(model, Mapping):
+        model = {"name": model}
+    source = source or model.get("name")
     if source is None:
         raise ValueError(f"{workdir}: the run's config names no model; pass --source")
     if source in SIZES and not pathlib.Path(source).is_dir():
-        return export_model(params, sizes, output, tokenizer=build_tokenizer(), dtype=dtype)
+        return export_model(params, sizes, output, tokenizer=build_tokenizer(model.get("words", ())), dtype=dtype)
     return export_model(params, sizes, output, source=resolve_model(source), dtype=dtype)
 
 
@@ -65,14 +68,6 @@ def _spread(shapes: Any) -> Any:
     """Shardings over the devices here: a model that trained on many of them may not fit on one."""
     devices = jax.local_devices()
     return shardings(make_mesh(fsdp=len(devices), devices=devices), shapes)
-
-
-def _model_name(config: Mapping[str, Any]) -> str | None:
-    """The run's model: config field `model`, itself a name or a group with a `name`."""
-    model = config.get("model")
-    if isinstance(model, Mapping):
-        model = model.get("name")
-    return model or None
 
 
 def main(argv: Sequence[str]) -> None:

@@ -9,6 +9,7 @@ import json
 import os
 import pathlib
 import shutil
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -68,6 +69,7 @@ def load_policy(
     mesh: Mesh | None = None,
     thinking: bool = True,
     chat_template: str = "",
+    words: Sequence[str] = (),
     weights: bool = True,
 ) -> Policy:
     """Loads a model with its tokenizer, or makes a fresh one.
@@ -79,13 +81,14 @@ def load_policy(
         them on the default device.
       thinking: see `Chat`.
       chat_template: see `load_tokenizer`.
+      words: of a fresh model; see `builtin_tokenizer.vocabulary`.
       weights: False makes and reads none; a checkpoint has them.
 
     Raises:
       ValueError: no such model, or a tokenizer with more ids than the embedding has rows.
     """
     if name in SIZES and not pathlib.Path(name).is_dir():
-        tokenizer = build_tokenizer()
+        tokenizer = build_tokenizer(words)
         chat = Chat(tokenizer, thinking=thinking)
         rows = -(-chat.num_token_ids // _VOCAB_MULTIPLE) * _VOCAB_MULTIPLE
         sizes = dataclasses.replace(SIZES[name], vocab_size=rows, num_token_ids=chat.num_token_ids)

@@ -33,11 +33,13 @@ class ModelSettings:
       name: a directory in Hugging Face format, a hub id, or a key of `models.sizes.SIZES` for fresh weights.
       thinking: whether the chat template opens a thinking block (Qwen3).
       chat_template: see `rollout.chat.load_tokenizer`.
+      words: of fresh weights' tokenizer, a token each beside those that it has; see `rollout.builtin_tokenizer`.
     """
 
     name: str
     thinking: bool = True
     chat_template: str = ""
+    words: tuple[str, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)

@@ -88,9 +88,7 @@ def run(config: dict[str, Any], workdir: pathlib.Path) -> Policy:
     check_same("config", config)
     check_shared(workdir)
     with together():
-        policy = load_policy(
-            model.name, seed=config["seed"], mesh=mesh, thinking=model.thinking, chat_template=model.chat_template
-        )
+        policy = load_policy(**dataclasses.asdict(model), seed=config["seed"], mesh=mesh)
     env = config["env"]
     policy = warm_up(
         policy, config.get("sft", {}), mesh, env_id=env["id"], env_kwargs=env.get("kwargs", {}), seed=config["seed"],

@@ -203,9 +203,7 @@ def starting_policy(settings: RunSettings, mesh: Mesh, workdir: pathlib.Path) ->
 
     def load(name: str) -> Policy:
         with together():
-            return load_policy(
-                name, seed=settings.seed, mesh=mesh, thinking=model.thinking, chat_template=model.chat_template
-            )
+            return load_policy(**dataclasses.asdict(model) | {"name": name}, seed=settings.seed, mesh=mesh)
 
     if not exchange_json(kept.is_dir())[0]:
         policy = load(model.name)

@@ -1,8 +1,11 @@
 """A tokenizer of a few hundred ids for models that are trained from nothing on text games.
 
 One token each for what such games are made of (cells, actions, tags, digits), for the other printable
-ASCII characters, and for the bytes of everything else, so that any text goes there and back unchanged.
+ASCII characters, and for the bytes of everything else, so that any text goes there and back unchanged. A game with
+texts of its own names their words, which get a token each too.
 """
+
+from collections.abc import Sequence
 
 import tokenizers
 
@@ -29,22 +32,36 @@ CHAT_TEMPLATE = (
 )
 
 
-def vocabulary() -> dict[str, int]:
-    """Token to id: control tokens, then words, then ASCII, then the bytes that no character above stands for."""
+def vocabulary(more_words: Sequence[str] = ()) -> dict[str, int]:
+    """Token to id: control tokens, words, ASCII, the bytes that no character above stands for, then `more_words`.
+
+    A word has two tokens: as it stands, and with a space before it.
+
+    Raises:
+      ValueError: a word that is empty, has spaces around it or is a control token.
+    """
+    for word in more_words:
+        if not word or word != word.strip() or word in CONTROL:
+            raise ValueError(f"model.words: {word!r}; allowed: words without spaces around them, no control tokens")
     words = dict.fromkeys((*_TAGS, *_ACTIONS, *_CELLS, *_WORDS, *(" " + word for word in (*_WORDS, *_ACTIONS[:4]))))
     byte_tokens = (f"<0x{byte:02X}>" for byte in range(256) if chr(byte) not in _ASCII)
-    return {token: index for index, token in enumerate((*CONTROL, *words, *_ASCII, *byte_tokens))}
+    more = (token for word in more_words for token in (word, " " + word))
+    tokens = dict.fromkeys((*CONTROL, *words, *_ASCII, *byte_tokens, *more))
+    return {token: index for index, token in enumerate(tokens)}
 
 
-def build_tokenizer():
+def build_tokenizer(more_words: Sequence[str] = ()):
     """Builds the tokenizer as a transformers fast tokenizer, chat template included.
+
+    Args:
+      more_words: see `vocabulary`.
 
     `save_pretrained` writes a directory that `rollout.chat.load_tokenizer` reads. The control tokens are
     `CONTROL`; tags and words are ordinary vocabulary, so that they are encoded alike in any text.
     """
     import transformers  # two seconds of import, paid only where a tokenizer is built
 
-    vocab = vocabulary()
+    vocab = vocabulary(more_words)
     # No merges: the splitter below cuts the text into whole words and single characters, and a piece that
     # is in the vocabulary is taken as it stands (ignore_merges). What is not falls back to its bytes.
     model = tokenizers.models.BPE(vocab=vocab, merges=[], byte_fallback=True, ignore_merges=True)
