@@ -43,11 +43,11 @@ def test_size_and_ids(tokenizer):
 
 
 def test_words_of_a_game_get_tokens_behind_the_others(tokenizer):
-    own = builtin_tokenizer.build_tokenizer(("light blue", "search", "the"))
-    assert own.convert_ids_to_tokens(_ids(own, "search[the light blue]")) == [
-        "search", "[", "the", " light blue", "]",
+    own = builtin_tokenizer.build_tokenizer(("light blue", "search", "the", ".99", "[back^"))
+    assert own.convert_ids_to_tokens(_ids(own, "search[the light blue [back^599.99")) == [
+        "search", "[", "the", " light blue", " [back^", "5", "9", "9", ".99",
     ]  # fmt: skip
-    assert len(own) == len(tokenizer) + 4  # "the" is known
+    assert len(own) == len(tokenizer) + 8  # "the" is known
     assert own.get_vocab() | tokenizer.get_vocab() == own.get_vocab()
     text = "Search for a light  blue searchlight"
     assert own.decode(_ids(own, text)) == text

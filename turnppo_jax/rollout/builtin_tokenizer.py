@@ -5,6 +5,7 @@ ASCII characters, and for the bytes of everything else, so that any text goes th
 texts of its own names their words, which get a token each too.
 """
 
+import string
 from collections.abc import Sequence
 
 import tokenizers
@@ -80,4 +81,4 @@ def build_tokenizer(more_words: Sequence[str] = ()):
 
 def _escape(word: str) -> str:
     """A literal in the regular expressions of the tokenizers library (Oniguruma)."""
-    return "".join("\\" + character if character in "|<>/" else character for character in word)
+    return "".join("\\" + character if character in string.punctuation else character for character in word)
