@@ -136,6 +136,28 @@ def test_sigterm_keeps_the_last_finished_step_and_the_command_continues(tmp_path
     assert f"continuing {tmp_path} after step {finished}" in done.stdout
 
 
+def test_sigterm_ends_a_warm_start_at_once(tmp_path):
+    command = [sys.executable, "-m", "turnppo_jax.train", CONFIG, f"--workdir={tmp_path}", "--config.env.id=sokoban"]
+    command += ["--config.sft.steps=1000000", "--config.sft.row_tokens=1024", "--config.sft.rows=2"]
+    command += [
+        "--config.sft.num_demonstrations=40",
+        "--config.sft.heldout=8",
+        "--config.sft.evaluate_every=1",
+        "--config.model.name=tiny-qwen3-narrow",
+    ]
+    env = os.environ | {"JAX_PLATFORMS": "cpu"}
+    with subprocess.Popen(command, cwd=ROOT, env=env, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            for line in process.stdout:
+                if line.startswith("sft step     2"):
+                    process.terminate()
+                    break
+            assert process.wait(30) == -signal.SIGTERM
+        finally:
+            process.kill()
+    assert not (tmp_path / "start").exists()
+
+
 @pytest.mark.parametrize("algo", ["token_ppo", "grpo"])
 def test_the_other_algorithms_are_the_same_path(tmp_path, algo):
     done = run(f"{CONFIG}:algo={algo}", f"--workdir={tmp_path}", "--config.steps=2")

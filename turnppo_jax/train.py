@@ -69,10 +69,9 @@ def train(config: dict[str, Any], workdir: pathlib.Path) -> None:
         for line in settings.learner.algorithm.warnings():
             print(f"note: {line}", flush=True)
     with contextlib.ExitStack() as stack:
-        stop = stack.enter_context(StopSignal())
-
-        # The policy that the run begins from, and the models.
+        # The policy that the run begins from, and the models. Before it stands there is nothing to save on SIGTERM.
         policy = starting_policy(settings, mesh, workdir)
+        stop = stack.enter_context(StopSignal())
         learner = Learner(
             policy.sizes,
             mesh,
