@@ -17,7 +17,8 @@ class TextEnv(abc.ABC):
       environment says what it costs.
     * Rewards are finite and stay within bounds that the environment documents.
     * `info` holds what JSON can hold (str, int, float, bool, None, lists, dicts with str keys).
-      `info["success"]` says whether the task is solved; nobody guesses it from the reward.
+      `info["success"]` says whether the task is solved; nobody guesses it from the reward. Where a task can be
+      solved in part, `info["score"]` of every turn says how far, from 0 to 1.
     * Module and object need neither jax nor turnppo_jax: environments live in worker processes that
       must not touch the accelerator.
     * Printing is allowed; it goes to the worker's stderr.

@@ -110,5 +110,8 @@ register("sokoban", "envs.sokoban.env:SokobanEnv")
 register("sokoban-2box", "envs.sokoban.env:SokobanEnv", height=8, width=8, num_boxes=2, search_depth=10)
 # Boxoban levels take four boxes and some 50 moves; the limits allow for detours.
 register("sokoban-boxoban", "envs.sokoban.env:BoxobanEnv", max_actions=120, max_turns=24, actions_per_turn=5)
+register("webshop", "envs.webshop.env:WebShopEnv")
+# RAGEN's limit of turns.
+register("webshop-ragen", "envs.webshop.env:WebShopEnv", max_turns=9)
 register("echo", "envs.small:EchoEnv")
 register("parity", "envs.small:ParityEnv")

@@ -29,8 +29,8 @@ def test_every_requirement_is_bounded_on_both_sides_and_met_here():
 
 
 def test_whatever_is_imported_is_required():
-    # torch and wandb are imported where they are installed; no part needs them.
-    optional = {"torch", "wandb"}
+    # torch, wandb and spacy are imported where they are installed; no part needs them.
+    optional = {"torch", "wandb", "spacy"}
     names = {name for requirement in requirements() for name in _modules_of(requirement.name)}
     known = names | optional | set(PACKAGES) | {"tests"} | set(sys.stdlib_module_names)
     strangers = {}

@@ -96,6 +96,11 @@ class Trajectory:
         """What the environment said last in `info["success"]`; never guessed from the reward."""
         return bool(self.turns and self.turns[-1].info.get("success", False))
 
+    @property
+    def score(self) -> float | None:
+        """What the environment said last in `info["score"]`; None where it gives no partial credit."""
+        return self.turns[-1].info.get("score") if self.turns else None
+
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)

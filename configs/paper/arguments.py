@@ -1,4 +1,4 @@
-"""What the paper's configs share: their argument `model=…,topology=…`, and the choices for each pair of the two."""
+"""What the paper's configs share: their argument `model=…,topology=…,…`, and the choices for each pair of these two."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -30,20 +30,28 @@ class Hardware:
     rollout_tensor: int
 
 
-def parse(argument: str, known: Mapping[tuple[str, str], Hardware]) -> tuple[str, Hardware]:
-    """(model name, hardware) of an argument "model=NAME,topology=NAME"; what is left out is that of the first match.
+def parse(
+    argument: str, known: Mapping[tuple[str, str], Hardware], **others: tuple[str, ...]
+) -> tuple[str, Hardware, dict[str, str]]:
+    """Reads an argument "model=NAME,topology=NAME,…"; what is left out is that of the first match.
 
     Args:
       argument: of `--config=FILE.py:ARGUMENT`.
       known: choices by (model, topology).
+      **others: further options and their values, the default first.
+
+    Returns:
+      (model name, hardware, value of each further option).
 
     Raises:
       ValueError: another argument, or a pair that has no choices; the known ones are listed.
     """
     options = dict(part.partition("=")[::2] for part in argument.split(",") if part)
-    if set(options) <= {"model", "topology"}:
+    chosen = {name: options.pop(name, values[0]) for name, values in others.items()}
+    if set(options) <= {"model", "topology"} and all(chosen[name] in values for name, values in others.items()):
         for (model, topology), hardware in known.items():
             if options.get("model", model) == model and options.get("topology", topology) == topology:
-                return MODELS[model], hardware
+                return MODELS[model], hardware, chosen
     pairs = "; ".join(f"model={model},topology={topology}" for model, topology in known)
-    raise ValueError(f"config argument {argument!r}; allowed: {pairs}")
+    further = "".join(f"; with {name}={'|'.join(values)}" for name, values in others.items())
+    raise ValueError(f"config argument {argument!r}; allowed: {pairs}{further}")

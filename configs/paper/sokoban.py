@@ -46,7 +46,7 @@ HARDWARE = {
 
 def get_config(argument: str = "") -> ConfigDict:
     """The config; `argument` is "model=NAME,topology=NAME"."""
-    model, hardware = parse(argument, HARDWARE)
+    model, hardware, _ = parse(argument, HARDWARE)
     config = ConfigDict()
     config.seed = 0
     config.steps = 200

@@ -1,21 +1,28 @@
 """Turn-PPO on WebShop with the paper's numbers (arXiv 2512.17008) at a context of 15k tokens, on a TPU slice.
 
-    CONFIG=configs/paper/webshop.py:model=qwen3-1.7b,topology=v5e:4x4
+    CONFIG=configs/paper/webshop.py:model=qwen3-1.7b,thinking=on,topology=v5e:4x4
     python -m turnppo_jax.plan --config=$CONFIG --topology=v5e:4x4
     python -m turnppo_jax.train --config=$CONFIG --workdir=DIR
 
-The pair: qwen3-1.7b on v5e:4x4; `plan` has compiled every program of it.
+Pairs: qwen3-1.7b and qwen2.5-3b on v5e:4x4; `plan` has compiled every program of each. thinking=off asks for an answer
+without a thinking block, and has Qwen3's chat template close its own at once.
 
 From the paper: γ .99, λ .9, clip .2, product of token ratios, Monte-Carlo critic target, actor 1e-6, critic 1e-5, no
 KL; B_R 256 trajectories a step, one a goal, B_M 64 (a quarter, as in its Sokoban runs), one epoch. From RAGEN, which
 the paper builds on, because the paper does not say: 9 turns of one action, 400 tokens a turn, a context of 15,000
-tokens (here 15,360, a multiple of 128), 200 steps, gradient norm 1. From verl: dual clip 3.
+tokens (here 15,360, a multiple of 128), 1,000 products with synthetic goals, 200 steps, gradient norm 1. From verl:
+dual clip 3. Goals are split by product, not by index as RAGEN does: there, most products of the test goals are trained
+on.
+
+The catalogue: the official files of 1,000 products, as `launch/webshop.sh --size=small` fetches them, or another folder
+by --config.env.kwargs.catalogue=DIR; "builtin" needs no files.
 
 Choices for the hardware: the weights are split over every chip, one row of the whole context a chip. Only the inputs of
 the layers are kept for the backward pass (remat="full"): the results of its products would take 15 GiB a row. A slot's
-cache takes 1.6 GiB, so that a host plays its 64 episodes 24 at a time.
+cache takes 1.6 GiB with qwen3-1.7b (8 key/value heads) and .6 with qwen2.5-3b (2), so that a host plays its 64 episodes
+24 or 32 at a time.
 
-The environment is named by its class; `--config.env.id=module:Class` takes another. These configs have not been run.
+These configs have not been run.
 """
 
 from ml_collections import ConfigDict
@@ -33,21 +40,23 @@ from turnppo_jax.training.optimizer import OptimizerConfig
 
 HARDWARE = {
     ("qwen3-1.7b", "v5e:4x4"): Hardware(16, 1, 16, "full", 24, 4),
+    ("qwen2.5-3b", "v5e:4x4"): Hardware(16, 1, 16, "full", 32, 2),
 }
 
 
 def get_config(argument: str = "") -> ConfigDict:
-    """The config; `argument` is "model=NAME,topology=NAME"."""
-    model, hardware = parse(argument, HARDWARE)
+    """The config; `argument` is "model=NAME,topology=NAME,thinking=on|off"."""
+    model, hardware, chosen = parse(argument, HARDWARE, thinking=("on", "off"))
+    thinking = chosen["thinking"] == "on"
     config = ConfigDict()
     config.seed = 0
     config.steps = 200
     config.writers = ("jsonl", "tensorboard", "console")
-    config.model = section(ModelSettings, name=model)
+    config.model = section(ModelSettings, name=model, thinking=thinking)
     config.env = ConfigDict(
         {
-            "id": "envs.webshop.env:WebShopEnv",
-            "kwargs": {},
+            "id": "webshop-ragen",
+            "kwargs": {"catalogue": "data/webshop/small", "thinking": thinking},
             "eval_kwargs": {"split": "eval"},
             "num_workers": 8,
             "reset_timeout_s": 120.0,

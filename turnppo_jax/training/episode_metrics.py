@@ -17,6 +17,9 @@ def episode_metrics(trajectories: Sequence[Trajectory], *, num_dropped: int = 0)
     Args:
       trajectories: the played episodes, in any order.
       num_dropped: episodes that are missing from them.
+
+    Returns:
+      The metrics; `episode/score_mean` only where the environment gives scores.
     """
     turns = [turn for trajectory in trajectories for turn in trajectory.turns]
     returns = [trajectory.total_reward for trajectory in trajectories]
@@ -25,7 +28,8 @@ def episode_metrics(trajectories: Sequence[Trajectory], *, num_dropped: int = 0)
         sum(len(turn.prompt_ids) + len(turn.response_ids) for turn in trajectory.turns) for trajectory in trajectories
     ]
     successes = sum(trajectory.success for trajectory in trajectories)
-    return {
+    scores = [trajectory.score for trajectory in trajectories if trajectory.score is not None]
+    return ({"episode/score_mean": _mean(scores)} if scores else {}) | {
         "episode/return_mean": _mean(returns),
         "episode/return_std": float(np.std(returns)) if returns else 0.0,
         "episode/success_rate": successes / max(1, len(trajectories) + num_dropped),

@@ -101,10 +101,10 @@ def evaluate(
 def _summary(
     played: Sequence[Trajectory], num_seeds: int, samples: int, num_dropped: int
 ) -> tuple[dict[str, float], str]:
-    success, returns = np.zeros((2, num_seeds, samples))
+    success, returns, scores = np.zeros((3, num_seeds, samples))
     for trajectory in played:
         at = divmod(trajectory.episode, samples)
-        success[at], returns[at] = trajectory.success, trajectory.total_reward
+        success[at], returns[at], scores[at] = trajectory.success, trajectory.total_reward, trajectory.score or 0.0
     rate, mean = rate_interval(success), mean_interval(returns)
     episodes = episode_metrics(played, num_dropped=num_dropped)
     rows = {
@@ -121,6 +121,10 @@ def _summary(
         "invalid_action_rate": episodes["episode/invalid_action_rate"],
     }
     text = f"success {rate} x {samples}, return {mean.mean:.2f} [{mean.low:.2f}, {mean.high:.2f}]"
+    if any(trajectory.score is not None for trajectory in played):
+        score = mean_interval(scores)
+        rows |= {"score_mean": score.mean, "score_mean_low": score.low, "score_mean_high": score.high}
+        text += f", score {score.mean:.3f} [{score.low:.3f}, {score.high:.3f}]"
     if samples > 1:
         best = pass_at_k_interval(success, samples)
         rows |= {

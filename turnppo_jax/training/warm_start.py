@@ -22,6 +22,8 @@ DEMONSTRATIONS = {
     "sokoban": "envs.sokoban.demonstrations:demonstrations",
     "sokoban-2box": "envs.sokoban.demonstrations:demonstrations",
     "sokoban-boxoban": "envs.sokoban.demonstrations:demonstrations",
+    "webshop": "envs.webshop.demonstrations:demonstrations",
+    "webshop-ragen": "envs.webshop.demonstrations:demonstrations",
 }
 
 # Every field of `config.sft`, with its default.

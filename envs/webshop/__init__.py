@@ -1,0 +1,1 @@
+"""WebShop as text: catalogue, search, pages, goals, rewards."""
