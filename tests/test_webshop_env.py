@@ -175,21 +175,21 @@ def test_compact_pages():
     assert env.instructions == ""
     seed = seed_of(env, SHIRT.asin, color="light blue", size="large")
     observation, _ = env.reset(seed)
-    assert observation == f"{env.goal.instruction}\n[search]\n9"
+    assert observation == f"{env.goal.instruction.lower()}\n[search]\n9"
     assert env.step(reply("search[shirt]"))[0] == (
-        "1 Acme Cotton Shirt $11.07\n2 Desk lamp shirt $999.5\n[back to search] [next >]\n8"
+        "1 acme cotton shirt $11.07\n2 desk lamp shirt $999.5\n[back to search] [next >]\n8"
     )
     assert env.step(reply("click[3]"))[-1]["invalid_action"]
     # By number or by asin.
     assert env.step(reply("click[2]"))[0] == (
-        "Desk lamp shirt $999.5\n[back to search] [< prev] [description] [features] [reviews] [buy now]\n6"
+        "desk lamp shirt $999.5\n[back to search] [< prev] [description] [features] [reviews] [buy now]\n6"
     )
-    assert env.step(reply("click[features]"))[0] == "Bright\nUSB [5 V]\n[back to search] [< prev]\n5"
+    assert env.step(reply("click[features]"))[0] == "bright\nusb [5 v]\n[back to search] [< prev]\n5"
     assert env.step(reply("click[1]"))[-1]["invalid_action"]  # numbers are those of results alone
     env.step(reply("search[shirt]"))
     env.step(reply("click[b00000shrt]"))
     assert env.step(reply("click[light blue]"))[0] == (
-        'Acme Cotton Shirt $11.07\ncolor [light blue]* [2005black] [navy "x"]\nsize [small] [large]\n'
+        'acme cotton shirt $11.07\ncolor [light blue]* [2005black] [navy "x"]\nsize [small] [large]\n'
         "[back to search] [< prev] [description] [features] [reviews] [buy now]\n1"
     )
     assert build().reset(0)[0].count("[search]") == 0

@@ -2,7 +2,7 @@
 
 Style "full" is for language models: instructions, then on every turn the page as the original shows it and the
 admissible actions. Style "compact" is for tiny models that learn the shop from nothing: no instructions, the goal on
-the first turn only, few words a page, and what can be clicked in brackets.
+the first turn only, few words a page, all in lower case, and what can be clicked in brackets.
 """
 
 from envs.webshop import pages
