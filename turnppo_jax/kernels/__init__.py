@@ -1,24 +1,48 @@
 """Pure functions on arrays: turn sums, advantages, losses. Importing this starts no device and reads no config."""
 
 from turnppo_jax.kernels.advantages import discounted_returns, group_advantages, token_gae, turn_gae
+from turnppo_jax.kernels.anchor_groups import gigpo_advantages, hgpo_advantages
+from turnppo_jax.kernels.filters import groups_with_spread, not_overlong, top_spread_groups
+from turnppo_jax.kernels.gae_variants import (
+    bi_level_gae,
+    decoupled_gae,
+    length_adaptive_lambda,
+    sequence_critic_advantages,
+)
 from turnppo_jax.kernels.losses import kl_penalty, loss_weights, policy_loss, turn_ppo_loss, value_loss
 from turnppo_jax.kernels.masked import masked_mean, masked_sum, whiten
+from turnppo_jax.kernels.return_baselines import reinforce_baseline_advantages, remax_advantages, whitened_returns
 from turnppo_jax.kernels.segments import broadcast_turns, sum_by_turn, turn_log_ratios
+from turnppo_jax.kernels.turn_groups import mt_grpo_advantages, turn_index_advantages
 
 __all__ = [
+    "bi_level_gae",
     "broadcast_turns",
+    "decoupled_gae",
     "discounted_returns",
+    "gigpo_advantages",
     "group_advantages",
+    "groups_with_spread",
+    "hgpo_advantages",
     "kl_penalty",
+    "length_adaptive_lambda",
     "loss_weights",
     "masked_mean",
     "masked_sum",
+    "mt_grpo_advantages",
+    "not_overlong",
     "policy_loss",
+    "reinforce_baseline_advantages",
+    "remax_advantages",
+    "sequence_critic_advantages",
     "sum_by_turn",
     "token_gae",
+    "top_spread_groups",
     "turn_gae",
+    "turn_index_advantages",
     "turn_log_ratios",
     "turn_ppo_loss",
     "value_loss",
     "whiten",
+    "whitened_returns",
 ]

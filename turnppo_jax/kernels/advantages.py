@@ -12,6 +12,10 @@ import numpy as np
 
 from turnppo_jax.kernels.checks import as_float, as_mask, check_choice, check_shapes
 
+# Scores of a group within this share of the largest are equal up to float32 rounding: the same rewards, summed in
+# another order, differ by about 1e-7 of it, and the standard deviation would make ±1 of that.
+EQUAL_SCORES = 1e-6
+
 
 def turn_gae(
     turn_rewards: Any,
@@ -188,8 +192,8 @@ def group_advantages(scores: Any, group_ids: Any, *, scale: str = "std", baselin
         leave_one_out:  A_i = s_i − mean_{j in group, j ≠ i} s_j         (RLOO, arXiv 2402.14740)
         scale "std":    divided by the sample standard deviation (n − 1) of the group
 
-    A group whose scores are all equal, and a group of one, give exactly 0. scale "none" with baseline "mean" is the
-    advantage of Dr. GRPO (arXiv 2503.20783).
+    A group whose scores are all equal (within 1e-6 of the largest), and a group of one, give exactly 0. scale "none"
+    with baseline "mean" is the advantage of Dr. GRPO (arXiv 2503.20783).
 
     Args:
       scores: [B], one a trajectory (not one a row: a long trajectory counts once).
@@ -218,6 +222,9 @@ def group_advantages(scores: Any, group_ids: Any, *, scale: str = "std", baselin
     # Measured from the lowest score of the group, equal scores are exact zeros before any rounding.
     lowest = jnp.min(jnp.where(same, scores[..., None, :], jnp.inf), axis=-1, initial=jnp.inf)
     above = jnp.where(present, scores - jnp.where(present, lowest, 0.0), 0.0)
+    largest = jnp.max(jnp.where(same, jnp.abs(scores)[..., None, :], 0.0), axis=-1, initial=0.0)
+    differ = jnp.max(jnp.where(same, above[..., None, :], 0.0), axis=-1, initial=0.0) > EQUAL_SCORES * largest
+    above = jnp.where(differ, above, 0.0)
     centred = jnp.where(present, above - over_group(above) / jnp.maximum(members, 1.0), 0.0)
     advantages = centred
     if baseline == "leave_one_out":
