@@ -1,7 +1,17 @@
-"""What the paper's configs share: their argument `model=…,topology=…,…`, and the choices for each pair of these two."""
+"""What the paper's configs share: argument `model=…,topology=…,…`, choices for each pair of these two, and sections."""
 
 import dataclasses
 from collections.abc import Mapping
+
+from ml_collections import ConfigDict
+
+from configs.sections import section, sft_section
+from turnppo_jax.parallel.mesh import MeshSettings, RolloutMeshSettings
+from turnppo_jax.settings import CheckpointSettings, ModelSettings
+from turnppo_jax.training.algorithm import AlgorithmConfig
+from turnppo_jax.training.evaluation import EvaluationSettings
+from turnppo_jax.training.forward import ForwardSettings
+from turnppo_jax.training.optimizer import OptimizerConfig
 
 MODELS = {
     "qwen2.5-3b": "Qwen/Qwen2.5-3B-Instruct",
@@ -55,3 +65,28 @@ def parse(
     pairs = "; ".join(f"model={model},topology={topology}" for model, topology in known)
     further = "".join(f"; with {name}={'|'.join(values)}" for name, values in others.items())
     raise ValueError(f"config argument {argument!r}; allowed: {pairs}{further}")
+
+
+def shared_sections(model: str, hardware: Hardware, *, thinking: bool = True) -> ConfigDict:
+    """The sections that do not depend on the environment.
+
+    Args:
+      model: the model's name.
+      hardware: the choices for the slice.
+      thinking: of the model's chat template.
+    """
+    config = ConfigDict()
+    config.seed = 0
+    config.steps = 200
+    config.writers = ("jsonl", "tensorboard", "console")
+    config.model = section(ModelSettings, name=model, thinking=thinking)
+    config.mesh = section(MeshSettings, fsdp=hardware.fsdp, tensor=hardware.tensor)
+    config.rollout_mesh = section(RolloutMeshSettings, tensor=hardware.rollout_tensor)
+    config.forward = section(ForwardSettings, compute_dtype="bfloat16", remat=hardware.remat, head_chunk=512)
+    config.algorithm = section(AlgorithmConfig, num_minibatches=4)
+    config.actor_optimizer = section(OptimizerConfig, learning_rate=1e-6)
+    config.critic_optimizer = section(OptimizerConfig, learning_rate=1e-5)
+    config.sft = sft_section(steps=0)
+    config.evaluation = section(EvaluationSettings, every=10, num_seeds=256, greedy=False)
+    config.checkpoint = section(CheckpointSettings, save_every=20)
+    return config

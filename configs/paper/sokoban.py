@@ -25,16 +25,11 @@ The paper reports mean rewards from 1.93 to 3.74 for its runs, on the scale of t
 
 from ml_collections import ConfigDict
 
-from configs.paper.arguments import Hardware, parse
-from configs.sections import section, sft_section
-from turnppo_jax.parallel.mesh import MeshSettings, RolloutMeshSettings
+from configs.paper.arguments import Hardware, parse, shared_sections
+from configs.sections import section
 from turnppo_jax.planning.workload import PlanSettings
 from turnppo_jax.rollout.sampler import SamplerSettings
-from turnppo_jax.settings import CheckpointSettings, ModelSettings, RolloutSettings, RowSettings
-from turnppo_jax.training.algorithm import AlgorithmConfig
-from turnppo_jax.training.evaluation import EvaluationSettings
-from turnppo_jax.training.forward import ForwardSettings
-from turnppo_jax.training.optimizer import OptimizerConfig
+from turnppo_jax.settings import RolloutSettings, RowSettings
 
 HARDWARE = {
     ("qwen2.5-3b", "v5e:4x4"): Hardware(16, 1, 16, "dots", 128, 2),
@@ -47,11 +42,7 @@ HARDWARE = {
 def get_config(argument: str = "") -> ConfigDict:
     """The config; `argument` is "model=NAME,topology=NAME"."""
     model, hardware, _ = parse(argument, HARDWARE)
-    config = ConfigDict()
-    config.seed = 0
-    config.steps = 200
-    config.writers = ("jsonl", "tensorboard", "console")
-    config.model = section(ModelSettings, name=model)
+    config = shared_sections(model, hardware)
     config.env = ConfigDict(
         {
             "id": "sokoban",
@@ -62,8 +53,6 @@ def get_config(argument: str = "") -> ConfigDict:
             "step_timeout_s": 60.0,
         }
     )
-    config.mesh = section(MeshSettings, fsdp=hardware.fsdp, tensor=hardware.tensor)
-    config.rollout_mesh = section(RolloutMeshSettings, tensor=hardware.rollout_tensor)
     # 270 + 4 * 70 tokens of prompts and 5 * 400 of responses at most.
     config.sampler = section(
         SamplerSettings, num_slots=hardware.slots, context_length=2560, decode_chunk=32, prefill_chunk=256,
@@ -71,13 +60,6 @@ def get_config(argument: str = "") -> ConfigDict:
     )  # fmt: skip
     config.rollout = section(RolloutSettings, num_prompts=512, max_turns=5, max_turn_tokens=400)
     config.rows = section(RowSettings, micro_rows=hardware.micro_rows, tokens=3328, sampled=2560)
-    config.forward = section(ForwardSettings, compute_dtype="bfloat16", remat=hardware.remat, head_chunk=512)
-    config.algorithm = section(AlgorithmConfig, num_minibatches=4)
-    config.actor_optimizer = section(OptimizerConfig, learning_rate=1e-6)
-    config.critic_optimizer = section(OptimizerConfig, learning_rate=1e-5)
-    config.sft = sft_section(steps=0)
-    config.evaluation = section(EvaluationSettings, every=10, num_seeds=256, greedy=False)
-    config.checkpoint = section(CheckpointSettings, save_every=20)
     # Prompts as this environment writes them, in tokens of Qwen3; responses of half the limit.
     config.plan = section(PlanSettings, first_prompt_tokens=270, next_prompt_tokens=70, response_tokens=200)
     return config

@@ -27,16 +27,11 @@ These configs have not been run.
 
 from ml_collections import ConfigDict
 
-from configs.paper.arguments import Hardware, parse
-from configs.sections import section, sft_section
-from turnppo_jax.parallel.mesh import MeshSettings, RolloutMeshSettings
+from configs.paper.arguments import Hardware, parse, shared_sections
+from configs.sections import section
 from turnppo_jax.planning.workload import PlanSettings
 from turnppo_jax.rollout.sampler import SamplerSettings
-from turnppo_jax.settings import CheckpointSettings, ModelSettings, RolloutSettings, RowSettings
-from turnppo_jax.training.algorithm import AlgorithmConfig
-from turnppo_jax.training.evaluation import EvaluationSettings
-from turnppo_jax.training.forward import ForwardSettings
-from turnppo_jax.training.optimizer import OptimizerConfig
+from turnppo_jax.settings import RolloutSettings, RowSettings
 
 HARDWARE = {
     ("qwen3-1.7b", "v5e:4x4"): Hardware(16, 1, 16, "full", 24, 4),
@@ -48,11 +43,7 @@ def get_config(argument: str = "") -> ConfigDict:
     """The config; `argument` is "model=NAME,topology=NAME,thinking=on|off"."""
     model, hardware, chosen = parse(argument, HARDWARE, thinking=("on", "off"))
     thinking = chosen["thinking"] == "on"
-    config = ConfigDict()
-    config.seed = 0
-    config.steps = 200
-    config.writers = ("jsonl", "tensorboard", "console")
-    config.model = section(ModelSettings, name=model, thinking=thinking)
+    config = shared_sections(model, hardware, thinking=thinking)
     config.env = ConfigDict(
         {
             "id": "webshop-ragen",
@@ -63,21 +54,12 @@ def get_config(argument: str = "") -> ConfigDict:
             "step_timeout_s": 60.0,
         }
     )
-    config.mesh = section(MeshSettings, fsdp=hardware.fsdp, tensor=hardware.tensor)
-    config.rollout_mesh = section(RolloutMeshSettings, tensor=hardware.rollout_tensor)
     config.sampler = section(
         SamplerSettings, num_slots=hardware.slots, context_length=15360, decode_chunk=32, prefill_chunk=512,
         prefill_rows=4, compute_dtype="bfloat16",
     )  # fmt: skip
     config.rollout = section(RolloutSettings, num_prompts=256, max_turns=9, max_turn_tokens=400)
     config.rows = section(RowSettings, micro_rows=hardware.micro_rows, sampled=4608)
-    config.forward = section(ForwardSettings, compute_dtype="bfloat16", remat=hardware.remat, head_chunk=512)
-    config.algorithm = section(AlgorithmConfig, num_minibatches=4)
-    config.actor_optimizer = section(OptimizerConfig, learning_rate=1e-6)
-    config.critic_optimizer = section(OptimizerConfig, learning_rate=1e-5)
-    config.sft = sft_section(steps=0)
-    config.evaluation = section(EvaluationSettings, every=10, num_seeds=256, greedy=False)
-    config.checkpoint = section(CheckpointSettings, save_every=20)
     # Pages of 40 golden episodes have 300 tokens in the average, the clickable names 80, RAGEN's hints 200; the paper's
     # samples buy after five turns. Responses of a quarter of the limit.
     config.plan = section(
