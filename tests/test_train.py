@@ -3,6 +3,7 @@
 import json
 import os
 import pathlib
+import shutil
 import signal
 import subprocess
 import sys
@@ -134,6 +135,30 @@ def test_sigterm_keeps_the_last_finished_step_and_the_command_continues(tmp_path
     done = run(CONFIG, f"--workdir={tmp_path}", f"--config.steps={finished + 1}")
     assert done.returncode == 0, done.stderr
     assert f"continuing {tmp_path} after step {finished}" in done.stdout
+
+
+def test_a_continued_run_holds_its_states_once(straight, tmp_path):
+    workdir = tmp_path / "copy"
+    shutil.copytree(straight, workdir)
+    code = (
+        "import jax, pathlib, sys\n"
+        "from tests.tiny_config import get_config\n"
+        "from turnppo_jax import command_line, train\n"
+        "from turnppo_jax.training.checkpoint import Checkpoints\n"
+        "restore = Checkpoints.restore_latest\n"
+        "def told(self, target, **kwargs):\n"
+        "    held = sum(x.nbytes for x in jax.live_arrays())\n"
+        "    print('held', held, 'of', sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(target)))\n"
+        "    return restore(self, target, **kwargs)\n"
+        "Checkpoints.restore_latest = told\n"
+        "train.train(command_line.finalise(get_config()), pathlib.Path(sys.argv[1]))\n"
+    )
+    command = [sys.executable, "-c", code, str(workdir)]
+    env = os.environ | {"JAX_PLATFORMS": "cpu"}
+    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    _, held, _, whole = next(line for line in done.stdout.splitlines() if line.startswith("held ")).split()
+    assert int(held) < 0.1 * int(whole)
 
 
 def test_sigterm_ends_a_warm_start_at_once(tmp_path):
