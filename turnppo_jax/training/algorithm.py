@@ -3,8 +3,9 @@
 import dataclasses
 from typing import Any
 
-from turnppo_jax.kernels.losses import KL_KINDS, LEVELS, NORMALIZERS
+from turnppo_jax.kernels.kl import KL_KINDS
 from turnppo_jax.kernels.segments import POOLINGS
+from turnppo_jax.kernels.weights import LEVELS, NORMALIZERS
 
 ESTIMATORS = ("turn_gae", "token_gae", "group")
 
