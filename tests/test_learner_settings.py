@@ -116,8 +116,8 @@ def test_token_ppo_equals_the_plain_reference_with_truncated_importance_weights(
     """Token ratio, token GAE, V at the token before; weights min(exp(old − behavior), cap) beside."""
     trajectories = make_trajectories()
     subject = make_learner(
-        estimator="token_gae", ratio_level="token", gamma=1.0, gae_lambda=0.9, importance_cap=0.8,
-        actor=NO_CLIP, critic=NO_CLIP,
+        estimator="token_gae", ratio_level="token", gamma=1.0, gae_lambda=0.9, importance_level="token",
+        importance_high=0.8, actor=NO_CLIP, critic=NO_CLIP,
     )  # fmt: skip
     actor, critic, result = one_step(subject, trajectories)
     ids, _ = learner_reference.lines(trajectories)
