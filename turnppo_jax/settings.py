@@ -219,8 +219,8 @@ def _env_settings(section: Mapping[str, Any]) -> EnvSettings:
 def _optimizer(section: Mapping[str, Any], name: str, updates: int) -> OptimizerConfig:
     if section.get("total_steps", 0) not in (0, updates):
         raise UserError(
-            f"{name}.total_steps={section['total_steps']} is computed (steps * epochs * num_minibatches = {updates}, for "
-            "the actor without algorithm.critic_warmup_steps); leave it at 0"
+            f"{name}.total_steps={section['total_steps']} is computed (steps * epochs * num_minibatches = {updates}, "
+            "for the actor without algorithm.critic_warmup_steps); leave it at 0"
         )
     return build(OptimizerConfig, {**section, "total_steps": updates}, name)
 
