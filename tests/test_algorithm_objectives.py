@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from tests import kernel_oracle
-from tests.learner_cases import make_trajectories
+from tests.learner_cases import make_trajectories, quick_compilation  # noqa: F401  (a fixture of this module)
 from tests.tiny_config import get_config
 from turnppo_jax.command_line import finalise
 from turnppo_jax.settings import run_settings

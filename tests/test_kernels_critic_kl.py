@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from tests import kernel_oracle
+from tests.learner_cases import quick_compilation  # noqa: F401  (a fixture of this module)
 from turnppo_jax import kernels
 
 

@@ -1,6 +1,7 @@
 """Ratios of turns, tokens and sequences under the clip, CISPO and REINFORCE; the weight of the clipping bias."""
 
 import functools
+import itertools
 
 import jax
 import numpy as np
@@ -52,13 +53,20 @@ def gradient_of(f, *arguments, **settings):
     return jax.jit(jax.value_and_grad(functools.partial(f, **settings), has_aux=True))(*arguments)
 
 
-@pytest.mark.parametrize("advantage_level", ["turn", "token"])
-@pytest.mark.parametrize("ratio_level", LEVELS)
 @pytest.mark.parametrize(
-    ("objective", "pooling", "dual"),
-    [("clip", "geometric_mean", None), ("clip", "product", 1.5), ("cispo", "product", None),
-     ("reinforce", "geometric_mean", None)],
-)  # fmt: skip
+    ("objective", "pooling", "dual", "ratio_level", "advantage_level"),
+    [
+        *(("clip", "geometric_mean", None, *levels) for levels in itertools.product(LEVELS, ("turn", "token"))),
+        *(("clip", "product", 1.5, *levels) for levels in itertools.product(LEVELS, ("turn", "token"))),
+        ("cispo", "product", None, "turn", "turn"),
+        ("cispo", "geometric_mean", None, "turn", "token"),
+        ("cispo", "product", None, "token", "token"),
+        ("cispo", "product", None, "sequence", "turn"),
+        ("reinforce", "geometric_mean", None, "turn", "turn"),
+        ("reinforce", "product", None, "token", "turn"),
+        ("reinforce", "product", None, "sequence", "token"),
+    ],
+)
 def test_loss_and_gradient_equal_the_loop_and_ignore_garbage(objective, pooling, dual, ratio_level, advantage_level):
     rng, turn_ids, turn_mask, trajectory_ids, logprobs, old, advantages, importance = minibatch()
     level = loss_level(ratio_level, advantage_level)
