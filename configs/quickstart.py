@@ -15,10 +15,11 @@ from configs.sections import parse_algo, section, sft_section
 from turnppo_jax.parallel.mesh import MeshSettings, RolloutMeshSettings
 from turnppo_jax.rollout.sampler import SamplerSettings
 from turnppo_jax.settings import CheckpointSettings, ModelSettings, RolloutSettings, RowSettings
-from turnppo_jax.training.algorithm import ALGORITHMS, AlgorithmConfig
+from turnppo_jax.training.algorithm import AlgorithmConfig
 from turnppo_jax.training.evaluation import EvaluationSettings
 from turnppo_jax.training.forward import ForwardSettings
 from turnppo_jax.training.optimizer import OptimizerConfig
+from turnppo_jax.training.presets import ALGORITHMS
 
 
 def get_config(argument: str = "") -> ConfigDict:

@@ -7,7 +7,7 @@ from typing import Any
 
 from ml_collections import ConfigDict, config_dict
 
-from turnppo_jax.training.algorithm import ALGORITHMS
+from turnppo_jax.training.presets import ALGORITHMS, ALIASES
 from turnppo_jax.training.warm_start import SFT_DEFAULTS
 
 
@@ -19,8 +19,10 @@ def parse_algo(argument: str) -> str:
     """
     options = dict(part.partition("=")[::2] for part in argument.split(",") if part)
     algo = options.pop("algo", "turn_ppo")
+    algo = ALIASES.get(algo, algo)
     if options or algo not in ALGORITHMS:
-        raise ValueError(f"config argument {argument!r}: allowed: algo=NAME with NAME in {', '.join(ALGORITHMS)}")
+        known = ", ".join([*ALGORITHMS, *ALIASES])
+        raise ValueError(f"config argument {argument!r}: allowed: algo=NAME with NAME in {known}")
     return algo
 
 

@@ -13,7 +13,8 @@ from turnppo_jax.planning import topology as topologies
 from turnppo_jax.planning.model import model_sizes
 from turnppo_jax.planning.workload import expected_workload
 from turnppo_jax.settings import run_settings
-from turnppo_jax.training.algorithm import ALGORITHMS, AlgorithmConfig
+from turnppo_jax.training.algorithm import AlgorithmConfig
+from turnppo_jax.training.presets import ALGORITHMS
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 NAMES = sorted(path.stem for path in (ROOT / "configs").glob("*.py") if path.stem not in ("__init__", "sections"))

@@ -19,6 +19,7 @@ from turnppo_jax.training import scoring, update
 from turnppo_jax.training.advantages import empty_table
 from turnppo_jax.training.forward import LearnerSettings
 from turnppo_jax.training.optimizer import make_optimizer
+from turnppo_jax.training.selection import select
 
 
 def learner_programs(
@@ -44,11 +45,11 @@ def learner_programs(
     # What the programs are called with beside states.
     batch = replicated(mesh, workload.batch)
     table = replicated(mesh, jax.eval_shape(lambda: empty_table(learner.shape, cfg)))
-    trajectories = learner.shape.trajectories
-    lists = replicated(mesh, (jnp.zeros(trajectories, jnp.float32), jnp.zeros(trajectories, jnp.int32)))
+    facts = select([], learner.shape, cfg, greedy_scores=(), branch_values=()).facts
+    facts = replicated(mesh, jax.tree.map(jnp.asarray, facts))
     key = replicated(mesh, jax.eval_shape(lambda: jax.random.key(0)))
     estimate = scoring.make_estimate(learner)
-    estimated = replicated(mesh, jax.eval_shape(estimate, table, *lists, key))
+    estimated = replicated(mesh, jax.eval_shape(estimate, table, facts, key))
     logprobs = replicated(mesh, jnp.zeros((learner.shape.rows, learner.shape.sampled), jnp.float32))
     old_logprobs = logprobs if learner.scores_actor else None
     ref_logprobs = logprobs if cfg.kl_coef > 0 else None
@@ -78,7 +79,7 @@ def learner_programs(
         function = scoring.make_critic_score(sizes, mesh, learner)
         arguments = states.critic.params, batch, num_micro
         add("critic score", function, arguments, runs=cfg.num_minibatches, **critic)
-    add("advantages", estimate, (table, *lists, key), runs=1)
+    add("advantages", estimate, (table, facts, key), runs=1)
 
     def actor_update(learner: LearnerSettings) -> Callable:
         shared = critic_optimizer if cfg.share_backbone else None

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from turnppo_jax import kernels
 from turnppo_jax.training.algorithm import AlgorithmConfig
 from turnppo_jax.training.batching import BatchShape
+from turnppo_jax.training.estimators import ESTIMATORS, TrajectoryFacts
 from turnppo_jax.types import TrajectoryBatch
 
 
@@ -116,8 +117,9 @@ def add_minibatch(table: RolloutTable, batch: TrajectoryBatch, cfg: AlgorithmCon
     counts = kernels.sum_by_turn(jnp.ones(turn_ids.shape), turn_ids, batch.turn_mask.shape[1])
     value_weights = table.value_weights
     if cfg.has_critic:
+        taught = batch.turn_mask & (columns == 0) if cfg.estimator == "sequence_critic" else batch.turn_mask
         weights = kernels.loss_weights(
-            turn_ids, batch.turn_mask, level=cfg.advantage_level, normalizer=cfg.value_normalizer, trajectory_ids=lines
+            turn_ids, taught, level=cfg.advantage_level, normalizer=cfg.value_normalizer, trajectory_ids=lines
         )
         where = entry_index(batch, table.mask.shape[1], cfg)
         value_weights = to_table(value_weights, weights, *where)
@@ -152,18 +154,19 @@ def add_values(
     )
 
 
-def estimate(table: RolloutTable, scores: Any, group_ids: Any, key: jax.Array, cfg: AlgorithmConfig) -> Advantages:
+def estimate(table: RolloutTable, facts: TrajectoryFacts, key: jax.Array, cfg: AlgorithmConfig) -> Advantages:
     """Advantages and critic targets of the whole rollout.
 
     Args:
       table: filled from every minibatch.
-      scores: [M] float32, the undiscounted reward of each trajectory, for the group estimator.
-      group_ids: [M] int32, -1 where there is no trajectory.
+      facts: of its trajectories, [M] each.
       key: for `permute_advantages` alone.
       cfg: estimator, whitening, target, reward placement, placebo.
     """
     level = _Level(table, cfg)
-    advantages, targets = _ESTIMATORS[cfg.estimator](table, level, jnp.asarray(scores), jnp.asarray(group_ids), cfg)
+    advantages, targets = ESTIMATORS[cfg.estimator].compute(level, table, facts, cfg)
+    if targets is None:
+        targets = jnp.zeros_like(table.values)
     mask = level.mask
     metrics = {
         "advantage/mean": kernels.masked_mean(advantages, mask),
@@ -179,7 +182,7 @@ def estimate(table: RolloutTable, scores: Any, group_ids: Any, key: jax.Array, c
             "value/return_mean": kernels.masked_mean(targets, mask),
             "value/return_std": spread,
         }
-    if cfg.whitening == "rollout":
+    if cfg.whitening == "rollout" and cfg.estimator != "returns":  # that has whitened its own
         advantages = kernels.whiten(advantages, mask)
     elif cfg.whitening == "trajectory":
         advantages = jax.vmap(kernels.whiten)(advantages, mask)
@@ -205,9 +208,9 @@ class _Level:
         if cfg.reward_placement == "final":
             rewards = jnp.where(last, jnp.sum(rewards, axis=1, keepdims=True), 0.0)
         bootstrap = jnp.where(last, table.bootstrap, 0.0)
-        self.turn_mask = turns
+        self.turn_mask, self.turn_rewards, self.turn_bootstrap = turns, rewards, bootstrap
         if self.by_turn:
-            self.mask, self.rewards, self.bootstrap = turns, rewards, bootstrap
+            self.mask, self.rewards, self.bootstrap, self.last = turns, rewards, bootstrap, last
             return
         width = table.values.shape[1]
         ends = jnp.cumsum(table.num_tokens, axis=1)  # [M, K_max]: tokens up to and with the turn
@@ -237,32 +240,6 @@ class _Level:
 def from_lines(x: jax.Array, columns: jax.Array) -> jax.Array:
     """[M, J]: x[m, columns[m, j]], 0 where the column is -1."""
     return kernels.broadcast_turns(x, columns)
-
-
-def _gae(table: RolloutTable, level: _Level, scores: jax.Array, group_ids: jax.Array, cfg: AlgorithmConfig):
-    del scores, group_ids
-    kernel = kernels.turn_gae if level.by_turn else kernels.token_gae
-    advantages, returns = kernel(
-        level.rewards,
-        table.values,
-        level.mask,
-        gamma=cfg.gamma,
-        gae_lambda=cfg.gae_lambda,
-        bootstrap_values=level.bootstrap,
-    )
-    if cfg.critic_target == "monte_carlo":
-        returns = kernels.discounted_returns(
-            level.rewards, level.mask, gamma=cfg.gamma, bootstrap_values=level.bootstrap
-        )
-    return advantages, returns
-
-
-def _group(table: RolloutTable, level: _Level, scores: jax.Array, group_ids: jax.Array, cfg: AlgorithmConfig):
-    by_trajectory = kernels.group_advantages(scores, group_ids, scale=cfg.group_scale, baseline=cfg.group_baseline)
-    return jnp.where(level.mask, by_trajectory[:, None], 0.0), jnp.zeros_like(table.values)
-
-
-_ESTIMATORS = {"turn_gae": _gae, "token_gae": _gae, "group": _group}
 
 
 def _spread(x: jax.Array, mask: jax.Array) -> jax.Array:

@@ -101,7 +101,7 @@ def make_collect(settings: LearnerSettings) -> Callable:
 
 
 def make_estimate(settings: LearnerSettings) -> Callable:
-    """Jitted (table, scores [M], group_ids [M], key) -> Advantages; see `advantages.estimate`."""
+    """Jitted (table, TrajectoryFacts, key) -> Advantages; see `advantages.estimate`."""
     return jax.jit(functools.partial(tables.estimate, cfg=settings.algorithm))
 
 
