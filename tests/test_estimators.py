@@ -4,12 +4,14 @@ import dataclasses
 import functools
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tests.learner_cases import make_trajectories
+from tests.learner_cases import make_trajectories, quick_compilation  # noqa: F401  (a fixture of this module)
 from tests.test_advantages import SHAPE, estimate
 from turnppo_jax import kernels
+from turnppo_jax.training import advantages as tables
 from turnppo_jax.training.algorithm import AlgorithmConfig
 from turnppo_jax.training.selection import anchor_ids, select
 from turnppo_jax.types import StopReason
@@ -87,10 +89,8 @@ def test_estimators_with_a_critic(changes, window):
         if cfg.length_adaptive_alpha:
             own = kernels.length_adaptive_lambda(counts.sum(axis=1), alpha=cfg.length_adaptive_alpha)
         target = 1.0 if cfg.critic_target == "monte_carlo" else cfg.critic_lambda
-        want = kernels.decoupled_gae(
-            entries[0], values, entries[1], level=cfg.advantage_level, gamma=0.99, policy_lambda=own,
-            value_lambda=target,
-        )  # fmt: skip
+        kernel = functools.partial(kernels.decoupled_gae, level=cfg.advantage_level, gamma=0.99)
+        want = jax.jit(kernel)(entries[0], values, entries[1], policy_lambda=own, value_lambda=target)
     np.testing.assert_allclose(got.advantages, want[0], rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(got.targets, np.asarray(want[1]) / 2.0, rtol=1e-4, atol=1e-5)
     if cfg.estimator == "sequence_critic":  # the value of the prompt alone is taught, once a trajectory
@@ -117,7 +117,7 @@ def test_estimators_with_a_critic(changes, window):
         ),
         (
             {"estimator": "group", "group_baseline": "leave_one_out", **GROUPS},
-            lambda r, m, s, g, a: np.where(m, kernels.group_advantages(s, g, baseline="leave_one_out")[:, None], 0),
+            lambda r, m, s, g, a: jnp.where(m, kernels.group_advantages(s, g, baseline="leave_one_out")[:, None], 0),
         ),
         (
             {"estimator": "turn_group", "group_absent": "zero", **GROUPS},
@@ -126,7 +126,7 @@ def test_estimators_with_a_critic(changes, window):
         (
             {"estimator": "mt_grpo", "turn_weight": 0.5, **GROUPS},
             lambda r, m, s, g, a: kernels.mt_grpo_advantages(
-                *_outcome(r, m), m, np.where(m.any(axis=1), g, -1), gamma=0.99, turn_weight=0.5
+                *_outcome(r, m), m, jnp.where(m.any(axis=1), g, -1), gamma=0.99, turn_weight=0.5
             ),
         ),
         (
@@ -151,14 +151,14 @@ def test_estimators_without_a_critic(changes, kernel, window):
     for m, trajectory in enumerate(trajectories):
         anchors[m, : len(trajectory.turns)] = [ord(turn.observation) for turn in trajectory.turns]
     _, got = estimate(trajectories, cfg, np.zeros(mask.shape), np.zeros(SHAPE.trajectories))
-    want = np.asarray(kernel(rewards, mask, scores.astype(np.float32), groups, anchors))
+    want = np.asarray(jax.jit(kernel)(rewards, mask, scores.astype(np.float32), groups, anchors))
     np.testing.assert_allclose(got.advantages, want, rtol=1e-4, atol=1e-5)
     assert np.abs(want).max() > 0.1 and not np.any(got.targets)
 
 
 def _outcome(rewards, mask):
-    last = mask & (np.cumsum(mask[:, ::-1], axis=1)[:, ::-1] == 1)
-    return np.where(last, rewards, 0).sum(axis=1), np.where(last, 0, rewards)
+    last = mask & (jnp.cumsum(mask[:, ::-1], axis=1)[:, ::-1] == 1)
+    return jnp.where(last, rewards, 0).sum(axis=1), jnp.where(last, 0, rewards)
 
 
 def test_numbers_that_further_rollouts_bring():
@@ -184,8 +184,6 @@ def test_numbers_that_further_rollouts_bring():
         with pytest.raises(ValueError, match=f"{cfg.needs}=None with estimator='{estimator}'"):
             select(trajectories, SHAPE, cfg)
     # By hand: one trajectory, rewards 1 and 2, V = 3 and 5.
-    from turnppo_jax.training import advantages as tables
-
     for estimator, extra, want in (
         ("remax", {"greedy_scores": np.float32([10.0])}, [1 + 0.9 * 2 - 10, 2 - 10]),
         ("branches", {"branch_values": np.float32([[3.0, 5.0]])}, [1 + 0.9 * 5 - 3, 2 - 5]),
