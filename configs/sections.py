@@ -7,6 +7,7 @@ from typing import Any
 
 from ml_collections import ConfigDict, config_dict
 
+from turnppo_jax.training.algorithm import AlgorithmConfig
 from turnppo_jax.training.presets import ALGORITHMS, ALIASES
 from turnppo_jax.training.warm_start import SFT_DEFAULTS
 
@@ -24,6 +25,20 @@ def parse_algo(argument: str) -> str:
         known = ", ".join([*ALGORITHMS, *ALIASES])
         raise ValueError(f"config argument {argument!r}: allowed: algo=NAME with NAME in {known}")
     return algo
+
+
+def algorithm_section(algo: str, *, group_size: int = 0, **values: Any) -> ConfigDict:
+    """`config.algorithm` of a preset.
+
+    Args:
+      algo: its name.
+      group_size: in place of the preset's, where that has groups; 0 leaves it.
+      **values: of the config; those that the preset names stand above them.
+    """
+    settings = values | ALGORITHMS[algo]
+    if group_size and settings.get("group_size", 1) > 1:
+        settings["group_size"] = group_size
+    return section(AlgorithmConfig, **settings)
 
 
 def section(settings: type, **values: Any) -> ConfigDict:

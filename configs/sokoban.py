@@ -11,20 +11,18 @@ in quickstart. SmolLM2-135M takes 9.5 minutes a step on one CPU core (19,000 tok
 
 from ml_collections import ConfigDict
 
-from configs.sections import parse_algo, section, sft_section
+from configs.sections import algorithm_section, parse_algo, section, sft_section
 from turnppo_jax.parallel.mesh import MeshSettings, RolloutMeshSettings
 from turnppo_jax.rollout.sampler import SamplerSettings
 from turnppo_jax.settings import CheckpointSettings, ModelSettings, RolloutSettings, RowSettings
-from turnppo_jax.training.algorithm import AlgorithmConfig
 from turnppo_jax.training.evaluation import EvaluationSettings
 from turnppo_jax.training.forward import ForwardSettings
 from turnppo_jax.training.optimizer import OptimizerConfig
-from turnppo_jax.training.presets import ALGORITHMS
 
 
 def get_config(argument: str = "") -> ConfigDict:
     """The config; `argument` is "" or "algo=NAME"."""
-    algorithm = section(AlgorithmConfig, **{"num_minibatches": 4} | ALGORITHMS[parse_algo(argument)])
+    algorithm = algorithm_section(parse_algo(argument), num_minibatches=4)
     config = ConfigDict()
     config.seed = 0
     config.steps = 200

@@ -10,26 +10,21 @@ with the paper's normalizer. The warm start is the same for all algorithms of a 
 
 from ml_collections import ConfigDict
 
-from configs.sections import parse_algo, section, sft_section
+from configs.sections import algorithm_section, parse_algo, section, sft_section
 from turnppo_jax.parallel.mesh import MeshSettings, RolloutMeshSettings
 from turnppo_jax.rollout.sampler import SamplerSettings
 from turnppo_jax.settings import CheckpointSettings, ModelSettings, RolloutSettings, RowSettings
-from turnppo_jax.training.algorithm import AlgorithmConfig
 from turnppo_jax.training.evaluation import EvaluationSettings
 from turnppo_jax.training.forward import ForwardSettings
 from turnppo_jax.training.optimizer import OptimizerConfig
-from turnppo_jax.training.presets import ALGORITHMS
 
 TRAJECTORIES, GROUP_SIZE = 128, 16
 
 
 def get_config(argument: str = "") -> ConfigDict:
     """The config; `argument` is "" or "algo=NAME"."""
-    changes = dict(ALGORITHMS[parse_algo(argument)])
-    if changes.get("group_size", 1) > 1:
-        changes["group_size"] = GROUP_SIZE
-    settings = {"num_minibatches": 4, "value_scale": 10.0}
-    algorithm = section(AlgorithmConfig, **settings | changes | {"dual_clip": 3.0})
+    algorithm = algorithm_section(parse_algo(argument), group_size=GROUP_SIZE, num_minibatches=4, value_scale=10.0)
+    algorithm.dual_clip = 3.0
     config = ConfigDict()
     config.seed = 0
     config.steps = 60
