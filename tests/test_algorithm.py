@@ -24,10 +24,6 @@ from turnppo_jax.training.presets import ALGORITHMS, algorithm_by_name, describe
         ({"dual_clip": 1.0}, "dual_clip=1.0; allowed: above 1, or None"),
         ({"share_backbone": True, "critic_warmup_steps": 2}, "critic_warmup_steps=2 with share_backbone=True"),
         ({"estimator": "returns", "critic_warmup_steps": 2}, "estimator='returns' has no critic; allowed: share_back"),
-        (
-            {"estimator": "bi_level_gae"},
-            "critic_target='monte_carlo' with estimator='bi_level_gae'; allowed: 'lambda_r",
-        ),
         ({"length_adaptive_alpha": 0.05}, "length_adaptive_alpha=0.05 with estimator='turn_gae'; allowed: None"),
         ({"estimator": "token_gae", "length_adaptive_alpha": 0.0}, "length_adaptive_alpha=0.0; allowed: above 0"),
         ({"filter": "top_spread"}, "filter='top_spread' with group_size=1; allowed: 'none'"),

@@ -185,7 +185,7 @@ def test_programs_lower_from_shapes_alone():
     count, one = jax.ShapeDtypeStruct((), jnp.int32), jax.ShapeDtypeStruct((), jnp.float32)
     logprobs = jax.ShapeDtypeStruct((SHAPE.rows, SHAPE.sampled), jnp.float32)
     table = jax.eval_shape(lambda: learner.empty_table())
-    facts = jax.eval_shape(lambda: jax.tree.map(jnp.asarray, select([], SHAPE, learner.settings.algorithm).facts))
+    facts = select([], SHAPE, learner.settings.algorithm).facts
     estimated = jax.eval_shape(learner._programs["estimate"], table, facts, jax.eval_shape(jax.random.key, 0))
     lowered = learner._programs["actor_update"].lower(state, None, batch, estimated, table, None, logprobs, count, one)
     assert "while" in lowered.as_text()

@@ -174,7 +174,12 @@ def run_settings(config: Mapping[str, Any]) -> RunSettings:
     sampler = build(SamplerSettings, config["sampler"], "config.sampler")
     rows = build(RowSettings, config.get("rows", {}), "config.rows")
     env = _env_settings(config["env"])
-    updates = config["steps"] * algorithm.epochs * algorithm.num_minibatches
+    # The policy makes no step while the critic learns alone: each schedule ends with the last step of its own model.
+    steps, per_step = config["steps"], algorithm.epochs * algorithm.num_minibatches
+    updates = {
+        "actor": max(steps - algorithm.critic_warmup_steps, min(steps, 1)) * per_step,
+        "critic": steps * per_step,
+    }
     critic = config.get("critic_optimizer")
     return RunSettings(
         seed=config["seed"],
@@ -189,8 +194,10 @@ def run_settings(config: Mapping[str, Any]) -> RunSettings:
             algorithm=algorithm,
             forward=build(ForwardSettings, config.get("forward", {}), "config.forward"),
         ),
-        actor_optimizer=_optimizer(config.get("actor_optimizer", {}), "config.actor_optimizer", updates),
-        critic_optimizer=_optimizer(critic or {}, "config.critic_optimizer", updates) if algorithm.has_critic else None,
+        actor_optimizer=_optimizer(config.get("actor_optimizer", {}), "config.actor_optimizer", updates["actor"]),
+        critic_optimizer=(
+            _optimizer(critic or {}, "config.critic_optimizer", updates["critic"]) if algorithm.has_critic else None
+        ),
         evaluation=build(EvaluationSettings, config.get("evaluation", {}), "config.evaluation"),
         checkpoint=build(CheckpointSettings, config.get("checkpoint", {}), "config.checkpoint"),
         writers=tuple(config.get("writers", ("jsonl", "console"))),
@@ -212,8 +219,8 @@ def _env_settings(section: Mapping[str, Any]) -> EnvSettings:
 def _optimizer(section: Mapping[str, Any], name: str, updates: int) -> OptimizerConfig:
     if section.get("total_steps", 0) not in (0, updates):
         raise UserError(
-            f"{name}.total_steps={section['total_steps']} is computed (steps * epochs * num_minibatches = {updates}); "
-            "leave it at 0"
+            f"{name}.total_steps={section['total_steps']} is computed (steps * epochs * num_minibatches = {updates}, "
+            "for the actor without algorithm.critic_warmup_steps); leave it at 0"
         )
     return build(OptimizerConfig, {**section, "total_steps": updates}, name)
 

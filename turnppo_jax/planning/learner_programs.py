@@ -51,8 +51,9 @@ def learner_programs(
     estimate = scoring.make_estimate(learner)
     estimated = replicated(mesh, jax.eval_shape(estimate, table, facts, key))
     logprobs = replicated(mesh, jnp.zeros((learner.shape.rows, learner.shape.sampled), jnp.float32))
-    old_logprobs = logprobs if learner.scores_actor else None
-    ref_logprobs = logprobs if cfg.kl_coef > 0 else None
+    old_logprobs = logprobs if learner.scores_actor and cfg.old_logprobs == "learner" else None
+    ref_logprobs = logprobs if cfg.kl_in_loss else None
+    success = replicated(mesh, jnp.zeros(learner.shape.trajectories, bool)) if cfg.imitation_coef > 0 else None
     num_micro, temperature = replicated(mesh, (jnp.int32(0), jnp.float32(1.0)))
 
     programs: list[Program] = []
@@ -86,7 +87,7 @@ def learner_programs(
         return update.make_actor_update(sizes, mesh, learner, actor_optimizer, shared)
 
     updates = cfg.epochs * cfg.num_minibatches
-    arguments = states.actor, head, batch, estimated, table, old_logprobs, ref_logprobs, num_micro, temperature
+    arguments = states.actor, head, batch, estimated, table, old_logprobs, ref_logprobs, num_micro, temperature, success
     add("actor update", actor_update(learner), arguments, runs=updates, plain=actor_update(plain), **actor)
     if own_critic:
 

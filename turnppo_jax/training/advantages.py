@@ -29,6 +29,7 @@ class RolloutTable:
     values: jax.Array  # [M, K_max] or [M, N] float32 by the advantage's level, in units of reward
     bootstrap: jax.Array  # [M, K_max] float32, value after a truncated last turn; 0 elsewhere
     value_weights: jax.Array  # [M, K_max] or [M, N] float32, weight in the value loss of the trajectory's minibatch
+    kl: jax.Array  # like values: estimated divergence from the reference, of a turn the sum over its tokens
 
 
 @jax.tree_util.register_dataclass
@@ -54,6 +55,7 @@ def empty_table(shape: BatchShape, cfg: AlgorithmConfig) -> RolloutTable:
         values=jnp.zeros(values, jnp.float32),
         bootstrap=jnp.zeros(turns, jnp.float32),
         value_weights=jnp.zeros(values, jnp.float32),
+        kl=jnp.zeros(values, jnp.float32),
     )
 
 
@@ -149,9 +151,34 @@ def add_values(
     present = (batch.bootstrap_positions >= 0).astype(jnp.float32)
     return dataclasses.replace(
         table,
-        values=to_table(table.values, values * cfg.value_scale, *where),
-        bootstrap=to_table(table.bootstrap, bootstrap * present * cfg.value_scale, *turn),
+        values=to_table(table.values, in_reward_units(values, cfg), *where),
+        bootstrap=to_table(table.bootstrap, in_reward_units(bootstrap, cfg) * present, *turn),
     )
+
+
+def in_reward_units(outputs: jax.Array, cfg: AlgorithmConfig) -> jax.Array:
+    """The values that the critic's outputs stand for."""
+    said = jax.nn.sigmoid(outputs) if cfg.value_loss_kind == "cross_entropy" else outputs
+    return said * cfg.value_scale
+
+
+def add_kl(
+    table: RolloutTable, batch: TrajectoryBatch, old_logprobs: jax.Array, ref_logprobs: jax.Array, cfg: AlgorithmConfig
+) -> RolloutTable:
+    """Writes the divergence from the reference of one minibatch's sampled tokens, by the advantage's level.
+
+    Args:
+      table: of the rollout.
+      batch: the untrimmed rows.
+      old_logprobs: [B, A] of the policy before the update.
+      ref_logprobs: [B, A] of the reference.
+      cfg: of the run.
+    """
+    turn_ids = compact_turn_ids(batch)
+    kl = kernels.kl_penalty(old_logprobs, ref_logprobs, turn_ids >= 0, kind=cfg.kl_kind)
+    if cfg.advantage_level == "turn":
+        kl = kernels.sum_by_turn(kl, turn_ids, batch.turn_mask.shape[1])
+    return dataclasses.replace(table, kl=to_table(table.kl, kl, *entry_index(batch, table.mask.shape[1], cfg)))
 
 
 def estimate(table: RolloutTable, facts: TrajectoryFacts, key: jax.Array, cfg: AlgorithmConfig) -> Advantages:
@@ -164,6 +191,10 @@ def estimate(table: RolloutTable, facts: TrajectoryFacts, key: jax.Array, cfg: A
       cfg: estimator, whitening, target, reward placement, placebo.
     """
     level = _Level(table, cfg)
+    kl = jnp.where(level.mask, table.kl, 0.0)
+    if cfg.kl_in_reward:
+        level.lower_rewards(cfg.kl_coef * kl)
+        facts = dataclasses.replace(facts, scores=facts.scores - cfg.kl_coef * jnp.sum(kl, axis=1))
     advantages, targets = ESTIMATORS[cfg.estimator].compute(level, table, facts, cfg)
     if targets is None:
         targets = jnp.zeros_like(table.values)
@@ -173,15 +204,26 @@ def estimate(table: RolloutTable, facts: TrajectoryFacts, key: jax.Array, cfg: A
         "advantage/std": _spread(advantages, mask),
     }
     if cfg.has_critic:
-        spread, residual = _spread(targets, mask), _spread(targets - table.values, mask)
+        taught = table.value_weights > 0
+        spread, residual = _spread(targets, taught), _spread(targets - table.values, taught)
         explained = 1.0 - jnp.square(residual / jnp.where(spread > 0, spread, 1.0))
         metrics |= {
             # Targets without spread cannot be explained.
             "value/explained_variance": jnp.where(spread > 0, explained, 0.0),
-            "value/mean": kernels.masked_mean(table.values, mask),
-            "value/return_mean": kernels.masked_mean(targets, mask),
+            "value/mean": kernels.masked_mean(table.values, taught),
+            "value/return_mean": kernels.masked_mean(targets, taught),
             "value/return_std": spread,
         }
+        if cfg.value_loss_kind == "cross_entropy":
+            scaled, any_target = targets / cfg.value_scale, jnp.any(taught)
+            least, largest = (f(scaled, where=taught, initial=x) for f, x in ((jnp.min, jnp.inf), (jnp.max, -jnp.inf)))
+            metrics |= {
+                "value/target_min": jnp.where(any_target, least, 0.0),
+                "value/target_max": jnp.where(any_target, largest, 0.0),
+            }
+    if cfg.kl_in_reward:
+        sampled = jnp.where(table.mask, table.num_tokens, 0)
+        metrics["policy/ref_kl"] = jnp.sum(kl) / jnp.maximum(jnp.sum(sampled), 1)
     if cfg.whitening == "rollout" and cfg.estimator != "returns":  # that has whitened its own
         advantages = kernels.whiten(advantages, mask)
     elif cfg.whitening == "trajectory":
@@ -224,6 +266,13 @@ class _Level:
         final = self.mask & (columns == from_lines(ends - 1, self.turn_of_token))
         self.rewards = jnp.where(final, kernels.broadcast_turns(rewards, self.turn_of_token), 0.0)
         self.bootstrap = jnp.where(final, kernels.broadcast_turns(bootstrap, self.turn_of_token), 0.0)
+
+    def lower_rewards(self, x: jax.Array) -> None:
+        """Takes x, in the level's shape, off the rewards."""
+        self.rewards = self.rewards - x
+        self.turn_rewards = self.turn_rewards - (
+            x if self.by_turn else kernels.sum_by_turn(x, self.turn_of_token, self.turn_mask.shape[1])
+        )
 
     def per_turn_mean(self, x: jax.Array) -> jax.Array:
         """[M, K_max]: mean over the entries of each turn."""

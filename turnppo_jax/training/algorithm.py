@@ -3,15 +3,19 @@
 import dataclasses
 from typing import Any
 
-from turnppo_jax.kernels.losses import KL_KINDS, LEVELS, NORMALIZERS
+from turnppo_jax.kernels.importance import IMPORTANCE_LEVELS, IMPORTANCE_MODES
+from turnppo_jax.kernels.kl import KL_KINDS
+from turnppo_jax.kernels.policy_losses import OBJECTIVES, RATIO_LEVELS
 from turnppo_jax.kernels.segments import POOLINGS
 from turnppo_jax.kernels.turn_groups import ABSENT
+from turnppo_jax.kernels.value_losses import VALUE_LOSSES
+from turnppo_jax.kernels.weights import LEVELS, NORMALIZERS
 from turnppo_jax.training.estimators import ESTIMATORS, Estimator
 
 _CHOICES: dict[str, tuple[Any, ...]] = {
     "estimator": tuple(ESTIMATORS),
     "advantage_level": (None, *LEVELS),
-    "ratio_level": LEVELS,
+    "ratio_level": RATIO_LEVELS,
     "ratio_pooling": POOLINGS,
     "normalizer": (None, *NORMALIZERS),
     "whitening": ("rollout", "trajectory", "none"),
@@ -26,6 +30,12 @@ _CHOICES: dict[str, tuple[Any, ...]] = {
     "value_normalizer": NORMALIZERS,
     "old_logprobs": ("learner", "behavior"),
     "kl_kind": KL_KINDS,
+    "objective": tuple(OBJECTIVES),
+    "kl_placement": ("loss", "reward"),
+    "value_loss_kind": VALUE_LOSSES,
+    "importance_level": (None, *IMPORTANCE_LEVELS),
+    "importance_mode": IMPORTANCE_MODES,
+    "importance_pooling": POOLINGS,
 }
 
 
@@ -35,11 +45,13 @@ class AlgorithmConfig:
 
     Attributes:
       estimator: a name of `training.estimators.ESTIMATORS`.
-      advantage_level: "turn" | "token"; by default the estimator's own, and where it has both the ratio's.
-      ratio_level: where the PPO ratio is formed and clipped, "turn" | "token".
-      ratio_pooling: of a turn ratio, "product" | "geometric_mean".
+      advantage_level: "turn" | "token"; by default the estimator's own, and where it has both the
+        ratio's ("turn" where that is "sequence").
+      ratio_level: where the PPO ratio is formed and clipped, "turn" | "token" | "sequence" (the whole trajectory,
+        which must stand in one row: window prompts are refused).
+      ratio_pooling: of the ratio of a turn or sequence, "product" | "geometric_mean".
       normalizer: of the policy loss, see `kernels.loss_weights`; by default "trajectory_tokens", and "trajectories"
-        with the geometric mean.
+        with the geometric mean or a sequence ratio.
       clip_low: ε below ratio 1.
       clip_high: ε above ratio 1.
       dual_clip: bound of the ratio where the advantage is negative, above 1; None for none.
@@ -77,15 +89,32 @@ class AlgorithmConfig:
       value_scale: the critic learns return / value_scale.
       share_backbone: the value head reads the actor's hidden states; there is no backbone of the critic's own.
       value_loss_coef: with a shared backbone, weight of the value loss in the backbone's gradient.
-      critic_warmup_steps: training steps at the start in which only the critic learns.
+      critic_warmup_steps: training steps at the start in which only the critic learns, each on a fresh rollout of the
+        policy that stands still, from Monte-Carlo returns whatever `critic_target` is (the value pre-training of
+        VC-PPO, arXiv 2503.01491).
       old_logprobs: "learner": recomputed before the first epoch; "behavior": those of the sampler.
-      importance_cap: with "learner", each entry of the policy loss is weighted by
-        min(exp(old − behavior), importance_cap) (truncated importance sampling); None for no weights.
       epochs: passes over the rollout.
       num_minibatches: optimizer steps a pass; a minibatch is a set of trajectories.
       kl_coef: weight of the KL term in the loss; above 0 a reference model is needed.
       kl_kind: estimate of the KL term.
       entropy_coef: weight of the entropy bonus.
+      objective: "clip" | "cispo" | "reinforce", see `kernels.policy_loss`.
+      clip_bias_correction: the policy's gradient, KL and entropy terms included, is multiplied by
+        `kernels.clip_bias_scale`.
+      kl_straight_through: the KL term in the loss takes the gradient of "k2" whatever its kind.
+      kl_placement: "loss": as a term beside the objective; "reward": every sampled token's reward is lowered by
+        kl_coef times its estimate from the old log-probs, and so is its turn's; `reward_placement` does not move it.
+      value_loss_kind: "squared" | "cross_entropy": the critic says value_scale · sigmoid(output), and every return
+        must lie from 0 to value_scale.
+      imitation_coef: weight of the language-model loss on successes, −mean log π over the sampled tokens of the
+        minibatch's successful trajectories (VAPO, arXiv 2504.05118: 0.1).
+      importance_level: "token" | "turn" | "sequence": the policy loss is weighted by how much likelier the learner
+        finds a sample than the sampler did, see `kernels.importance_weights`; a loss over turns takes the mean of
+        its tokens' weights. None for no weights; metrics are then of the level "token".
+      importance_mode: "truncate" to the bounds | "mask" what lies beyond them.
+      importance_low: least weight.
+      importance_high: largest weight.
+      importance_pooling: of the weight of a turn or sequence, "product" | "geometric_mean".
       permute_advantages: placebo for tests of learning: advantages are shuffled among all entries of the rollout.
 
     Raises:
@@ -132,12 +161,22 @@ class AlgorithmConfig:
     value_loss_coef: float = 0.5
     critic_warmup_steps: int = 0
     old_logprobs: str = "learner"
-    importance_cap: float | None = None
     epochs: int = 1
     num_minibatches: int = 1
     kl_coef: float = 0.0
     kl_kind: str = "k3"
     entropy_coef: float = 0.0
+    objective: str = "clip"
+    clip_bias_correction: bool = False
+    kl_straight_through: bool = False
+    kl_placement: str = "loss"
+    value_loss_kind: str = "squared"
+    imitation_coef: float = 0.0
+    importance_level: str | None = None
+    importance_mode: str = "truncate"
+    importance_low: float = 0.0
+    importance_high: float = 2.0
+    importance_pooling: str = "product"
     permute_advantages: bool = False
 
     def __post_init__(self):
@@ -147,10 +186,11 @@ class AlgorithmConfig:
                 raise ValueError(f"{name}={getattr(self, name)!r}; allowed: {listed}")
         if self.advantage_level is None:
             levels = self._estimator.levels
-            of_ratio = "token" if self.ratio_level == "token" else "turn"
+            of_ratio = "turn" if self.ratio_level == "sequence" else self.ratio_level
             object.__setattr__(self, "advantage_level", levels[0] if len(levels) == 1 else of_ratio)
         if self.normalizer is None:
             geometric = self.ratio_level == "turn" and self.ratio_pooling == "geometric_mean"
+            geometric = geometric or self.ratio_level == "sequence"
             object.__setattr__(self, "normalizer", "trajectories" if geometric else "trajectory_tokens")
         for name in ("gamma", "gae_lambda", "critic_lambda", "turn_gamma", "turn_lambda", "anchor_similarity"):
             if getattr(self, name) is not None and not 0 <= getattr(self, name) <= 1:
@@ -164,7 +204,7 @@ class AlgorithmConfig:
         for name in ("epochs", "num_minibatches", "group_size", "num_branches"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)}; allowed: at least 1")
-        for name, least in (("dual_clip", 1.0), ("value_clip", 0.0), ("importance_cap", 0.0)):
+        for name, least in (("dual_clip", 1.0), ("value_clip", 0.0)):
             if getattr(self, name) is not None and not getattr(self, name) > least:
                 raise ValueError(f"{name}={getattr(self, name)}; allowed: above {least:g}, or None for none")
         self._check_estimator()
@@ -172,6 +212,38 @@ class AlgorithmConfig:
             raise ValueError(
                 f"critic_warmup_steps={self.critic_warmup_steps} with share_backbone=True; allowed: 0 "
                 "(one backward pass serves both)"
+            )
+        self._check_objective()
+
+    def _check_objective(self):
+        """Ratios, objectives, KL, critic losses and importance weights that do not go together."""
+        if not self.imitation_coef >= 0:
+            raise ValueError(f"imitation_coef={self.imitation_coef}; allowed: at least 0")
+        if not 0 <= self.importance_low < self.importance_high:
+            raise ValueError(
+                f"importance_low={self.importance_low}, importance_high={self.importance_high}; allowed: "
+                "0 <= importance_low < importance_high"
+            )
+        in_reward, cross_entropy = self.kl_placement == "reward", self.value_loss_kind == "cross_entropy"
+        refused = {
+            "dual_clip": (self.objective != "clip", "objective", None),
+            "clip_bias_correction": (self.objective != "clip", "objective", False),
+            "kl_straight_through": (in_reward, "kl_placement", False),
+            "value_clip": (cross_entropy, "value_loss_kind", None),
+            "importance_level": (self.old_logprobs == "behavior", "old_logprobs", None),
+        }
+        for name, (holds, other, allowed) in refused.items():
+            value = getattr(self, name)
+            if holds and value != allowed:
+                raise ValueError(f"{name}={value!r} with {other}={getattr(self, other)!r}; allowed: {allowed!r}")
+        if self.clip_bias_correction and self.share_backbone:
+            raise ValueError(
+                "clip_bias_correction=True with share_backbone=True; allowed: False (it would scale the value loss too)"
+            )
+        if cross_entropy and self.kl_in_reward:
+            raise ValueError(
+                "kl_placement='reward' with value_loss_kind='cross_entropy'; allowed: 'loss' (returns must lie from 0 "
+                "to value_scale)"
             )
 
     def _check_estimator(self) -> None:
@@ -187,8 +259,6 @@ class AlgorithmConfig:
             )
         if not own.critic and (self.share_backbone or self.critic_warmup_steps):
             raise ValueError(f"{name} has no critic; allowed: share_backbone=False, critic_warmup_steps=0")
-        if self.estimator == "bi_level_gae" and self.critic_target != "lambda_return":
-            raise ValueError(f"critic_target={self.critic_target!r} with {name}; allowed: 'lambda_return'")
         if self.length_adaptive_alpha is not None:
             if self.estimator != "token_gae":
                 raise ValueError(
@@ -221,8 +291,18 @@ class AlgorithmConfig:
 
     @property
     def loss_level(self) -> str:
-        """The finer of the two levels, over which the policy loss runs."""
-        return "turn" if self.ratio_level == self.advantage_level == "turn" else "token"
+        """What the policy loss runs over: turns, or tokens where ratio or advantage are of tokens."""
+        return "turn" if self.advantage_level == "turn" and self.ratio_level != "token" else "token"
+
+    @property
+    def kl_in_loss(self) -> bool:
+        """Whether the update needs the reference's log-probs."""
+        return self.kl_coef > 0 and self.kl_placement == "loss"
+
+    @property
+    def kl_in_reward(self) -> bool:
+        """Whether the advantages need them."""
+        return self.kl_coef > 0 and self.kl_placement == "reward"
 
     @property
     def single_update(self) -> bool:
@@ -236,6 +316,18 @@ class AlgorithmConfig:
             "geometric_mean": ("turns", "trajectories"),
         }[self.ratio_pooling]
         lines = []
+        if self.ratio_level == "sequence":
+            whole = ("trajectories",) if self.loss_level == "turn" else ("trajectory_tokens", "trajectories")
+            if self.normalizer not in whole:
+                lines.append(
+                    f"normalizer={self.normalizer!r} with ratio_level='sequence': trajectories do not weigh the same; "
+                    f"they do with {', '.join(whole)}"
+                )
+        if self.objective == "reinforce" and self.epochs * self.num_minibatches > 1:
+            lines.append(
+                f"objective='reinforce' with epochs={self.epochs}, num_minibatches={self.num_minibatches}: no ratio "
+                "corrects the updates after the first"
+            )
         if self.ratio_level == "turn" and self.normalizer not in pairs:
             lines.append(
                 f"normalizer={self.normalizer!r} with ratio_pooling={self.ratio_pooling!r}: at ratio 1 the gradient "

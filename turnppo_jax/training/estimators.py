@@ -7,6 +7,7 @@ critic.
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -68,17 +69,20 @@ def _gae(level: Any, table: Any, facts: TrajectoryFacts, cfg: Any):
 
 
 def _bi_level_gae(level: Any, table: Any, facts: TrajectoryFacts, cfg: Any):
-    """GAE over turns, then over the tokens of each turn."""
-    return kernels.bi_level_gae(
+    """GAE over turns, then over the tokens of each turn; at λ = 1 its returns are the Monte-Carlo targets."""
+    estimate = functools.partial(
+        kernels.bi_level_gae,
         level.turn_rewards,
         table.values,
         level.turn_of_token,
         gamma=cfg.gamma,
         turn_gamma=cfg.gamma if cfg.turn_gamma is None else cfg.turn_gamma,
-        gae_lambda=cfg.gae_lambda,
-        turn_lambda=cfg.turn_lambda,
         bootstrap_values=level.turn_bootstrap,
     )
+    advantages, returns = estimate(gae_lambda=cfg.gae_lambda, turn_lambda=cfg.turn_lambda)
+    if cfg.critic_target == "monte_carlo":
+        _, returns = estimate(gae_lambda=1.0)
+    return advantages, returns
 
 
 def _sequence_critic(level: Any, table: Any, facts: TrajectoryFacts, cfg: Any):

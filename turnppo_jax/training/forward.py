@@ -66,7 +66,9 @@ class LearnerSettings:
     def scores_actor(self) -> bool:
         """Whether the old log-probs need a pass of their own before the update."""
         cfg = self.algorithm
-        return cfg.share_backbone or (cfg.old_logprobs == "learner" and not cfg.single_update)
+        # A KL term in the reward comes before the advantages, the weight of a trajectory may span micro-batches.
+        before_update = not cfg.single_update or cfg.kl_in_reward or cfg.importance_level == "sequence"
+        return cfg.share_backbone or (cfg.old_logprobs == "learner" and before_update)
 
 
 def micro_batch(batch: Any, index: jax.Array, micro_rows: int, mesh: Mesh) -> Any:

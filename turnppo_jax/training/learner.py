@@ -20,6 +20,7 @@ from turnppo_jax.training.advantages import RolloutTable, empty_table
 from turnppo_jax.training.batching import PackingStats, kept_turns, pack
 from turnppo_jax.training.forward import LearnerSettings
 from turnppo_jax.training.optimizer import ModelState, OptimizerConfig, fresh_state, learning_rate, make_optimizer
+from turnppo_jax.training.rollout_checks import check_one_row, check_targets
 from turnppo_jax.training.selection import select
 from turnppo_jax.training.update_metrics import join_packing, join_updates, scoring_metrics
 from turnppo_jax.types import Trajectory, TrajectoryBatch
@@ -101,6 +102,9 @@ class Learner:
         }
         if settings.scores_actor:
             self._programs["actor_score"] = scoring.make_actor_score(sizes, mesh, settings)
+        if cfg.critic_warmup_steps and cfg.critic_target != "monte_carlo":
+            returns = dataclasses.replace(cfg, critic_target="monte_carlo")
+            self._programs["estimate_warmup"] = scoring.make_estimate(dataclasses.replace(settings, algorithm=returns))
         if cfg.kl_coef > 0:
             self._programs["reference_score"] = scoring.make_actor_score(sizes, mesh, settings, reference=True)
         if self._own_critic:
@@ -161,12 +165,15 @@ class Learner:
         Raises:
           PackingError: trajectories that do not fit the shape.
           ValueError: no reference, greedy scores or branch values where they are needed, a temperature that is not
-            above 0.
+            above 0, a trajectory over several rows with a sequence ratio, a return that a cross-entropy critic cannot
+            say.
         """
         if not temperature > 0:
             raise ValueError(f"temperature={temperature}; allowed: above 0 in training")
         if self.needs_reference and ref_params is None:
             raise ValueError(f"ref_params=None with kl_coef={self._cfg.kl_coef}; allowed: parameters of the reference")
+        if self._cfg.ratio_level == "sequence":
+            check_one_row(trajectories)
         started = time.perf_counter()
         temperature = np.float32(temperature)
         selection = select(
@@ -180,11 +187,19 @@ class Learner:
         for mini in minibatches:
             table = self._score(actor, critic, mini, table, temperature, ref_params, scored)
         key = self._placebo_key(np.uint32(self._seed), np.uint32(step))
-        estimated = self._programs["estimate"](table, self._replicate(selection.facts), key)
+        actor_learns = step >= self._cfg.critic_warmup_steps
+        estimate = self._programs["estimate"]
+        if not actor_learns:
+            estimate = self._programs.get("estimate_warmup", estimate)
+        estimated = estimate(table, self._replicate(selection.facts), key)
         jax.block_until_ready(estimated)
+        check_targets(estimated.metrics, self._cfg)
+        success = None
+        if self._cfg.imitation_coef > 0:
+            flags = [trajectory.success for trajectory in trajectories]
+            success = self._replicate(np.array(flags + [False] * (self._shape.trajectories - len(flags))))
         estimated_at = time.perf_counter()
 
-        actor_learns = step >= self._cfg.critic_warmup_steps
         rates = [("optim/lr", self._actor_config, actor)] if actor_learns else []
         rates += [("optim/lr_critic", self._critic_config, critic)] if critic is not None else []
         # Copied to the host before the update donates the counters.
@@ -203,7 +218,7 @@ class Learner:
                     head = critic if self._cfg.share_backbone else None
                     actor, head, more = self._programs["actor_update"](
                         actor, head, mini.batch, estimated, table, mini.old_logprobs, mini.ref_logprobs,
-                        mini.num_micro, temperature,
+                        mini.num_micro, temperature, success,
                     )  # fmt: skip
                     critic = head if self._cfg.share_backbone else critic
                     sums = sums | more
@@ -273,7 +288,9 @@ class Learner:
         if self.settings.scores_actor:
             head = critic.params if self._cfg.share_backbone else None
             out = dict(self._programs["actor_score"](actor.params, head, mini.batch, mini.num_micro, temperature))
-            mini.old_logprobs = out.pop("logprobs")
+            scored_logprobs = out.pop("logprobs")
+            if self._cfg.old_logprobs == "learner":
+                mini.old_logprobs = scored_logprobs
             if head is not None:
                 values = {name: out.pop(name) for name in ("values", "bootstrap")}
             scored.append(out)
@@ -283,7 +300,11 @@ class Learner:
             )["logprobs"]
         if self._own_critic:
             values = self._programs["critic_score"](critic.params, mini.critic_batch, mini.critic_num_micro)
-        return self._programs["collect"](table, mini.batch, mini.critic_batch, values)
+        if not self._cfg.kl_in_reward:
+            return self._programs["collect"](table, mini.batch, mini.critic_batch, values)
+        # Read before the advantages; the update has no use for them.
+        ref_logprobs, mini.ref_logprobs = mini.ref_logprobs, None
+        return self._programs["collect"](table, mini.batch, mini.critic_batch, values, mini.old_logprobs, ref_logprobs)
 
 
 def _placebo_key(seed: jax.Array, step: jax.Array) -> jax.Array:

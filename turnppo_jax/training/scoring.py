@@ -18,6 +18,7 @@ from turnppo_jax.training import forward
 from turnppo_jax.training.algorithm import AlgorithmConfig
 from turnppo_jax.training.batching import BatchShape
 from turnppo_jax.training.forward import LearnerSettings
+from turnppo_jax.training.mismatch import mismatch_sums
 
 
 def make_actor_score(sizes: ModelSizes, mesh: Mesh, settings: LearnerSettings, *, reference: bool = False) -> Callable:
@@ -26,8 +27,8 @@ def make_actor_score(sizes: ModelSizes, mesh: Mesh, settings: LearnerSettings, *
     Returns:
       jitted (params, value_head | None, batch, num_micro, temperature) -> dict: logprobs [B, A] float32, and for the
       policy the sums entropy_sum, gap_sum, num_tokens and the maximum gap_max over sampled tokens (gap is
-      |behavior − logprobs|); with a value head also values ([B, K] or [B, A] by the advantage's level) and
-      bootstrap [B, K].
+      |behavior − logprobs|) and those of `mismatch.mismatch_sums`; with a value head also values ([B, K] or [B, A] by
+      the advantage's level) and bootstrap [B, K].
     """
     shape, cfg = settings.shape, settings.algorithm
 
@@ -51,7 +52,11 @@ def make_actor_score(sizes: ModelSizes, mesh: Mesh, settings: LearnerSettings, *
             out = out | {name: _put(out[name], x, index) for name, x in new.items()}
             return out if reference else out | forward.add_sampler_sums(out, logprobs, entropy, micro)
 
-        return jax.lax.fori_loop(0, num_micro, body, out)
+        out = jax.lax.fori_loop(0, num_micro, body, out)
+        if reference:
+            return out
+        turn_ids, behavior = tables.compact_turn_ids(batch), forward.behavior_logprobs(batch)
+        return out | mismatch_sums(out["logprobs"], behavior, turn_ids, batch.trajectory_ids, cfg)
 
     return jax.jit(score)
 
@@ -86,13 +91,17 @@ def make_collect(settings: LearnerSettings) -> Callable:
     """Adds one minibatch to the rollout's table.
 
     Returns:
-      jitted (table, batch, scored_batch, scored | None) -> table; `scored` holds values and bootstrap on the rows of
-      `scored_batch`.
+      jitted (table, batch, scored_batch, scored | None, old_logprobs | None, ref_logprobs | None) -> table; `scored`
+      holds values and bootstrap on the rows of `scored_batch`. The log-probs [B, A], on the rows of `batch`, are read
+      for a KL term in the reward; where the old ones are None they are those of the sampler.
     """
     cfg = settings.algorithm
 
-    def collect(table, batch, scored_batch, scored):
+    def collect(table, batch, scored_batch, scored, old_logprobs=None, ref_logprobs=None):
         table = tables.add_minibatch(table, batch, cfg)
+        if cfg.kl_in_reward:
+            old = forward.behavior_logprobs(batch) if old_logprobs is None else old_logprobs
+            table = tables.add_kl(table, batch, old, ref_logprobs, cfg)
         if scored is None:
             return table
         return tables.add_values(table, scored_batch, scored["values"], scored["bootstrap"], cfg)

@@ -6,6 +6,7 @@ Every mean is a sum over what was counted divided by the count, taken once: neve
 from collections.abc import Mapping, Sequence
 
 from turnppo_jax.training.batching import BatchShape, PackingStats
+from turnppo_jax.training.mismatch import SUMS
 
 Sums = Mapping[str, float]
 
@@ -18,6 +19,9 @@ _MEANS = {
     "policy/dual_clip_fraction": ("dual_clip_fraction", "num_entries"),
     "policy/approx_kl": ("approx_kl", "num_tokens"),
     "policy/ref_kl": ("ref_kl", "num_tokens"),
+    "policy/clip_fraction_sequence": ("clip_fraction_sequence", "num_sequences"),
+    "policy/imitation_logprob": ("imitation_logprob", "imitation_tokens"),
+    "policy/clip_bias_scale": ("clip_bias_scale", "actor_applied"),
     "policy/loss": ("policy_loss", "actor_applied"),
     "value/loss": ("value_loss", "critic_applied"),
     "value/clip_fraction": ("value_clip_fraction", "value_num_entries"),
@@ -43,6 +47,8 @@ def join_updates(updates: Sequence[Sums]) -> dict[str, float]:
     }
     if total.get("num_turns", 0.0) > 0:
         metrics["policy/turn_log_ratio_std"] = _log_ratio_std(total)
+        if total.get("num_sequences", 0.0) > 0:
+            metrics["policy/sequence_log_ratio_std"] = _log_ratio_std(total, "sequence")
         metrics["policy/turn_log_ratio_max"] = total["turn_log_ratio_max"]
         metrics["policy/turn_log_ratio_std_first_minibatch"] = _log_ratio_std(updates[0])
     for model in ("actor", "critic"):
@@ -53,7 +59,11 @@ def join_updates(updates: Sequence[Sums]) -> dict[str, float]:
 
 
 def scoring_metrics(scored: Sequence[Sums]) -> dict[str, float]:
-    """Entropy and the gap between sampler and learner, over the sampled tokens of what was scored.
+    """Entropy, and how far sampler and learner lie apart, over what was scored.
+
+    Entropy, gap and divergence are means over sampled tokens; importance weights (as bounded, at the config's level)
+    means over tokens, turns or trajectories. importance_ess is their effective sample size as a share of their number,
+    (Σ m)² / (n Σ m²), from above 0 to 1; it is left out where every weight is 0.
 
     Args:
       scored: sums of the scoring pass by minibatch, or of the first update where there is no such pass: later ones
@@ -62,7 +72,14 @@ def scoring_metrics(scored: Sequence[Sums]) -> dict[str, float]:
     tokens = sum(float(sums.get("num_tokens", 0.0)) for sums in scored)
     if not tokens or "gap_sum" not in scored[0]:
         return {}
-    return {
+    total = {name: sum(float(sums[name]) for sums in scored) for name in SUMS}
+    units, squares = total["importance_units"], total["importance_square_sum"]
+    shares = {"sampler/importance_ess": total["importance_sum"] ** 2 / (units * squares)} if squares > 0 else {}
+    return shares | {
+        "sampler/importance_mean": total["importance_sum"] / units,
+        "sampler/importance_cut_share": total["importance_cut"] / units,
+        "sampler/kl_k1": total["sampler_kl_k1"] / tokens,
+        "sampler/kl_k3": total["sampler_kl_k3"] / tokens,
         "policy/entropy": sum(float(sums["entropy_sum"]) for sums in scored) / tokens,
         "sampler/logprob_gap_mean": sum(float(sums["gap_sum"]) for sums in scored) / tokens,
         "sampler/logprob_gap_max": max(float(sums["gap_max"]) for sums in scored),
@@ -94,10 +111,10 @@ def join_packing(
     return {name: float(value) for name, value in metrics.items()}
 
 
-def _log_ratio_std(sums: Sums) -> float:
-    """Standard deviation of the turns' log-ratios from their sums."""
-    turns = float(sums.get("num_turns", 0.0))
-    if not turns:
+def _log_ratio_std(sums: Sums, unit: str = "turn") -> float:
+    """Standard deviation of the log-ratios of turns or sequences from their sums."""
+    count = float(sums.get(f"num_{unit}s", 0.0))
+    if not count:
         return 0.0
-    mean = float(sums["turn_log_ratio_mean"]) / turns
-    return max(float(sums["turn_log_ratio_square_mean"]) / turns - mean * mean, 0.0) ** 0.5
+    mean = float(sums[f"{unit}_log_ratio_mean"]) / count
+    return max(float(sums[f"{unit}_log_ratio_square_mean"]) / count - mean * mean, 0.0) ** 0.5
