@@ -93,7 +93,7 @@ def importance_weights(
     outside = inside & ((ratio < low) | (ratio > high))
     bounded = jnp.clip(ratio, low, high) if mode == "truncate" else jnp.where(outside, 0.0, ratio)
     weights = jnp.where(inside, bounded, 0.0)
-    num_units = jnp.sum(share)
+    num_units = jnp.round(jnp.sum(share))  # of thirds and the like
 
     def mean(x):
         return masked_sum(share * x, inside) / jnp.maximum(num_units, 1.0)

@@ -74,7 +74,10 @@ def scoring_metrics(scored: Sequence[Sums]) -> dict[str, float]:
         return {}
     total = {name: sum(float(sums[name]) for sums in scored) for name in SUMS}
     units, squares = total["importance_units"], total["importance_square_sum"]
-    shares = {"sampler/importance_ess": total["importance_sum"] ** 2 / (units * squares)} if squares > 0 else {}
+    shares = {}
+    if squares > 0:
+        # Equal weights give 1 up to rounding, which must not say more.
+        shares["sampler/importance_ess"] = min(total["importance_sum"] ** 2 / (units * squares), 1.0)
     return shares | {
         "sampler/importance_mean": total["importance_sum"] / units,
         "sampler/importance_cut_share": total["importance_cut"] / units,
