@@ -10,7 +10,8 @@ import pytest
 from tests import kernel_oracle
 from tests.learner_cases import make_trajectories
 from turnppo_jax import kernels
-from turnppo_jax.training import advantages as tables
+from turnppo_jax.training import rollout_table as tables
+from turnppo_jax.training.advantages import estimate as advantages_of
 from turnppo_jax.training.algorithm import AlgorithmConfig
 from turnppo_jax.training.batching import BatchShape, pack
 from turnppo_jax.training.presets import algorithm_by_name
@@ -39,7 +40,7 @@ def filled(trajectories, cfg, values, bootstrap, minibatches=2):
 def estimate(trajectories, cfg, values, bootstrap, key=0):
     table = filled(trajectories, cfg, values, bootstrap)
     facts = select(trajectories, SHAPE, cfg).facts
-    return table, jax.jit(functools.partial(tables.estimate, cfg=cfg))(table, facts, jax.random.key(key))
+    return table, jax.jit(functools.partial(advantages_of, cfg=cfg))(table, facts, jax.random.key(key))
 
 
 def by_hand(trajectories, cfg, values, bootstrap):

@@ -5,8 +5,9 @@ import itertools
 import numpy as np
 import pytest
 
-from turnppo_jax.training.advantages import Advantages, RolloutTable
+from turnppo_jax.training.advantages import Advantages
 from turnppo_jax.training.diagnostics import by_turn_metrics, critic_metrics
+from turnppo_jax.training.rollout_table import RolloutTable
 
 MAX_TURNS, MAX_TOKENS = 4, 20
 
@@ -27,7 +28,9 @@ def rollout(rng, level, trajectories=9):
             own.append((int(counts[m, k]), values[m, at : at + n], targets[m, at : at + n]))
             at += n
         lines.append(own)
-    table = RolloutTable(rewards=None, mask=mask, num_tokens=counts, values=values, bootstrap=None, value_weights=None)
+    table = RolloutTable(
+        rewards=None, mask=mask, num_tokens=counts, values=values, bootstrap=None, value_weights=np.ones(shape), kl=None
+    )
     estimated = Advantages(advantages=None, targets=targets / 3.0, turn_advantages=None, turn_values=None, metrics={})
     return table, estimated, lines
 

@@ -11,7 +11,8 @@ import pytest
 from tests.learner_cases import make_trajectories, quick_compilation  # noqa: F401  (a fixture of this module)
 from tests.test_advantages import SHAPE, estimate
 from turnppo_jax import kernels
-from turnppo_jax.training import advantages as tables
+from turnppo_jax.training import rollout_table as tables
+from turnppo_jax.training.advantages import estimate as advantages_of
 from turnppo_jax.training.algorithm import AlgorithmConfig
 from turnppo_jax.training.selection import anchor_ids, select
 from turnppo_jax.types import StopReason
@@ -195,7 +196,7 @@ def test_numbers_that_further_rollouts_bring():
         )
         facts = select([], shape, cfg, greedy_scores=(), branch_values=()).facts
         facts = dataclasses.replace(facts, **extra)
-        got = jax.jit(functools.partial(tables.estimate, cfg=cfg))(table, facts, jax.random.key(0))
+        got = jax.jit(functools.partial(advantages_of, cfg=cfg))(table, facts, jax.random.key(0))
         np.testing.assert_allclose(got.advantages, [want], rtol=1e-6)
 
 

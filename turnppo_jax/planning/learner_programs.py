@@ -16,9 +16,9 @@ from turnppo_jax.planning.topology import Topology
 from turnppo_jax.planning.workload import Workload
 from turnppo_jax.settings import RunSettings
 from turnppo_jax.training import scoring, update
-from turnppo_jax.training.advantages import empty_table
 from turnppo_jax.training.forward import LearnerSettings
 from turnppo_jax.training.optimizer import make_optimizer
+from turnppo_jax.training.rollout_table import empty_table
 from turnppo_jax.training.selection import select
 
 

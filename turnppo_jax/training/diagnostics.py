@@ -8,7 +8,9 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from turnppo_jax.training.advantages import Advantages, RolloutTable
+from turnppo_jax.training.advantages import Advantages
+from turnppo_jax.training.rollout_table import RolloutTable
+from turnppo_jax.training.update_metrics import by_turn
 
 _LENGTHS = ("short", "middle", "long")
 
@@ -34,9 +36,13 @@ def critic_metrics(table: RolloutTable, estimated: Advantages, value_scale: floa
     """
     mask = np.asarray(table.mask)
     by_token = np.shape(table.values) != mask.shape
-    targets = np.asarray(estimated.targets) * value_scale
     starts = _starts(table) if by_token else np.broadcast_to(np.arange(mask.shape[1]), mask.shape)
-    values, goals = (np.take_along_axis(x, np.where(mask, starts, 0), axis=1) for x in (table.values, targets))
+    starts = np.where(mask, starts, 0)
+    values, goals, weights = (
+        np.take_along_axis(np.asarray(x), starts, axis=1)
+        for x in (table.values, estimated.targets, table.value_weights)
+    )
+    goals, mask = goals * value_scale, mask & (weights > 0)  # a critic of the prompt alone is asked nothing else
     metrics = {}
     spread = np.var(goals[mask]) if mask.any() else 0.0
     if spread > 0:
@@ -52,20 +58,17 @@ def critic_metrics(table: RolloutTable, estimated: Advantages, value_scale: floa
 
 
 def by_turn_metrics(name: str, values: np.ndarray, mask: np.ndarray) -> dict[str, float]:
-    """`by_turn/<name>_mean_<k>` and `_std_<k>` over the turns with index k, from 1, of which there is one at least.
+    """`by_turn/<name>_mean_<k>` and `_std_<k>` over the turns with index k, see `update_metrics.by_turn`.
 
     Args:
       name: of what is measured.
       values: [M, K].
       mask: [M, K] bool.
     """
-    metrics = {}
-    for index in range(mask.shape[1]):
-        column = values[mask[:, index], index]
-        if len(column):
-            metrics[f"by_turn/{name}_mean_{index + 1}"] = float(column.mean())
-            metrics[f"by_turn/{name}_std_{index + 1}"] = float(column.std())
-    return metrics
+    counts = mask.sum(axis=0)
+    mean = np.sum(values, axis=0, where=mask) / np.maximum(counts, 1)
+    squares = np.sum(np.square(values - mean), axis=0, where=mask) / np.maximum(counts, 1)
+    return by_turn(f"{name}_mean", mean, counts) | by_turn(f"{name}_std", np.sqrt(squares), counts)
 
 
 def _starts(table: RolloutTable) -> np.ndarray:

@@ -16,11 +16,12 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from turnppo_jax.models.sizes import ModelSizes
 from turnppo_jax.parallel.sharding import place
 from turnppo_jax.training import scoring, update
-from turnppo_jax.training.advantages import RolloutTable, empty_table
 from turnppo_jax.training.batching import PackingStats, kept_turns, pack
+from turnppo_jax.training.diagnostics import by_turn_metrics, critic_metrics
 from turnppo_jax.training.forward import LearnerSettings
 from turnppo_jax.training.optimizer import ModelState, OptimizerConfig, fresh_state, learning_rate, make_optimizer
 from turnppo_jax.training.rollout_checks import check_one_row, check_targets
+from turnppo_jax.training.rollout_table import RolloutTable, empty_table
 from turnppo_jax.training.selection import select
 from turnppo_jax.training.update_metrics import join_packing, join_updates, scoring_metrics
 from turnppo_jax.types import Trajectory, TrajectoryBatch
@@ -227,6 +228,9 @@ class Learner:
         metrics |= {name: float(value) for name, value in estimated.metrics.items()}
         metrics |= scoring_metrics(scored or updates[:1])
         metrics |= join_updates(updates) | selection.metrics
+        metrics |= by_turn_metrics("advantage", estimated.turn_advantages, np.asarray(table.mask))
+        if self._cfg.has_critic:
+            metrics |= critic_metrics(table, estimated, self._cfg.value_scale)
         metrics |= join_packing(
             [mini.stats for mini in minibatches],
             [mini.critic_stats for mini in minibatches] if self._trims else [],
