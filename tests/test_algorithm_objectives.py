@@ -136,7 +136,7 @@ def test_kl_in_the_reward_of_every_sampled_token(changes, window):
         rewards = [line.sum() for line in lines] if by_turn else np.concatenate(lines)
         everything, size = [[True] * len(rewards)], len(rewards)
         if not cfg.has_critic:
-            own = wanted_scores[groups[:6] == groups[m]]
+            own = wanted_scores[[other.group == trajectory.group for other in trajectories]]
             want = np.full(size, (wanted_scores[m] - own.mean()) / own.std(ddof=1))
         else:
             loop = (cfg.gamma, cfg.gae_lambda)
