@@ -294,6 +294,16 @@ def test_sokoban_demonstrates_itself(chat):
     assert all(text.startswith("<think></think><answer>") and text.endswith("</answer>") for text in imitated)
 
 
+@pytest.mark.parametrize(("env_id", "answers"), [("bandit", str.isalpha), ("countdown", lambda text: "(" in text)])
+def test_single_turn_environments_demonstrate_themselves(chat, env_id, answers):
+    settings = warm_start.sft_settings({"num_demonstrations": 6, "heldout": 2, "options": {"think": "plan"}})
+    data = warm_start.prepare(settings, chat, env_id, {"prompt": "compact"}, 0)
+    assert len(data.train) == 4 and data.dropped == 0
+    for text in (chat.decode(d.ids[d.action_mask]) for d in data.train):
+        thought, answer = text.removesuffix("</answer>").split("</think><answer>")
+        assert len(thought) > len("<think>") and answers(answer)
+
+
 def test_settings_out_of_range_are_named(chat):
     cases = [
         ({"leraning_rate": 1.0}, "unknown field sft.leraning_rate; known: attention, betas"),

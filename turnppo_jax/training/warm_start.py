@@ -24,6 +24,8 @@ DEMONSTRATIONS = {
     "sokoban-boxoban": "envs.sokoban.demonstrations:demonstrations",
     "webshop": "envs.webshop.demonstrations:demonstrations",
     "webshop-ragen": "envs.webshop.demonstrations:demonstrations",
+    "bandit": "envs.bandit.demonstrations:demonstrations",
+    "countdown": "envs.countdown.demonstrations:demonstrations",
 }
 
 # Every field of `config.sft`, with its default.
