@@ -20,6 +20,7 @@ from turnppo_jax.rollout.builtin_tokenizer import build_tokenizer
 from turnppo_jax.rollout.chat import Chat
 from turnppo_jax.training import demonstrations as demos
 from turnppo_jax.training import warm_start
+from turnppo_jax.training.conversation_files import read_conversations
 from turnppo_jax.training.optimizer import OptimizerConfig, init_state, make_optimizer
 from turnppo_jax.training.supervised import SupervisedConfig, supervised_programs, train_supervised
 
@@ -231,7 +232,7 @@ def test_conversations_of_a_file_are_split_at_line_feeds_only(tmp_path):
     messages = [{"role": "user", "content": "a\u2028b\u0085c"}, {"role": "assistant", "content": "d\r\n"}]
     line = json.dumps({"messages": messages}, ensure_ascii=False)
     (tmp_path / "good.jsonl").write_bytes(f"{line}\n\n{line}".encode())
-    assert list(demos.read_conversations(tmp_path / "good.jsonl")) == [messages, messages]
+    assert [c.messages for c in read_conversations(tmp_path / "good.jsonl")] == [messages, messages]
 
 
 @pytest.mark.parametrize(
@@ -250,7 +251,7 @@ def test_a_bad_line_is_named(tmp_path, line, message):
     good = json.dumps({"messages": toy_conversations(1)[0]}).encode()
     path = tmp_path / "bad.jsonl"
     path.write_bytes(good + b"\n" + line + b"\n")
-    reader = demos.read_conversations(path)
+    reader = read_conversations(path)
     next(reader)
     with pytest.raises(ValueError) as caught:
         next(reader)
