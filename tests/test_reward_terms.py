@@ -6,6 +6,7 @@ import json
 import numpy as np
 import pytest
 
+from envs.registry import make
 from tests.tiny_config import get_config
 from turnppo_jax import train
 from turnppo_jax.command_line import UserError, finalise
@@ -53,6 +54,22 @@ def test_a_turn_that_changes_nothing():
     # The task has ended: that is a change, whatever is shown.
     assert term("repeated_observation", episode(*turns, terminated=True, final_observation="c")) == [1, 0, 0, 0]
     assert term("repeated_observation", episode(final_observation=None)) == []
+    # Where the environment says it, its word counts.
+    turns = [make_turn(observation="5 left", effective=False), make_turn(observation="4 left", effective=True)]
+    assert term("repeated_observation", episode(*turns, final_observation="4 left")) == [1, 0]
+
+
+def test_a_turn_that_changes_no_room_of_sokoban():
+    env = make("sokoban", prompt="full", max_turns=9)
+    env.reset(0)
+    effective = []
+    for text in ("?", *(f"<think></think><answer>{name}</answer>" for name in ("Up", "Up", "Up", "Up", "Up"))):
+        before = env.room
+        *_, info = env.step(text)
+        effective.append(info["effective"])
+        assert info["effective"] == (env.room != before)
+    # Five times up ends at a wall of a 6x6 room.
+    assert not effective[0] and not effective[-1] and any(effective)
 
 
 def test_repeated_tokens_against_a_plain_loop():

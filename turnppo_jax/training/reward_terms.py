@@ -76,14 +76,18 @@ def invalid_action(trajectory: Trajectory, settings: RewardSettings) -> list[flo
 
 
 def repeated_observation(trajectory: Trajectory, settings: RewardSettings) -> list[float]:
-    """1 for a turn that changes nothing: the environment shows the very text that the turn answered.
+    """1 for a turn that changes nothing.
 
-    A turn that ends the task changes something. Text that counts turns or actions never repeats; such an environment
-    can say a term of its own.
+    The environment may say so in `info["effective"]` (text that counts turns or actions never repeats). Where it does
+    not, a turn changes nothing when the text shown after it is the very text that it answered; one that ends the task
+    does change something.
     """
     last = None if trajectory.terminated else trajectory.final_observation
     shown = [*(turn.observation for turn in trajectory.turns), last]
-    return [float(before == after) for before, after in itertools.pairwise(shown)]
+    return [
+        float(not turn.info.get("effective", before != after))
+        for turn, (before, after) in zip(trajectory.turns, itertools.pairwise(shown), strict=True)
+    ]
 
 
 def repeated_tokens(trajectory: Trajectory, settings: RewardSettings) -> list[float]:
