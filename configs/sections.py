@@ -65,7 +65,10 @@ def section(settings: type, **values: Any) -> ConfigDict:
 
 def sft_section(**values: Any) -> ConfigDict:
     """`config.sft` with every field."""
-    return ConfigDict(SFT_DEFAULTS | values)
+    out = ConfigDict(SFT_DEFAULTS | values)
+    if out.min_reward is None:
+        out.min_reward = config_dict.placeholder(float)  # so that a flag can set it
+    return out
 
 
 def _type_of(hint: Any) -> type:

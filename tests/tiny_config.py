@@ -9,6 +9,7 @@ from turnppo_jax.settings import CheckpointSettings, ModelSettings, RolloutSetti
 from turnppo_jax.training.evaluation import EvaluationSettings
 from turnppo_jax.training.forward import ForwardSettings
 from turnppo_jax.training.optimizer import OptimizerConfig
+from turnppo_jax.training.reward_terms import RewardSettings
 
 
 def get_config(argument: str = "") -> ConfigDict:
@@ -33,5 +34,6 @@ def get_config(argument: str = "") -> ConfigDict:
     config.critic_optimizer = section(OptimizerConfig, learning_rate=1e-3)
     config.sft = sft_section(steps=0)
     config.evaluation = section(EvaluationSettings, num_seeds=4, samples=2, every=3)
+    config.reward = section(RewardSettings, terms={"environment": 1.0, "response_tokens": 0.0})
     config.checkpoint = section(CheckpointSettings, save_every=2)
     return config

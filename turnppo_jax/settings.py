@@ -22,6 +22,7 @@ from turnppo_jax.training.batching import BatchShape
 from turnppo_jax.training.evaluation import EvaluationSettings
 from turnppo_jax.training.forward import ForwardSettings, LearnerSettings
 from turnppo_jax.training.optimizer import OptimizerConfig
+from turnppo_jax.training.reward_terms import RewardSettings
 from turnppo_jax.training.warm_start import sft_settings
 
 
@@ -123,6 +124,7 @@ class RunSettings:
     actor_optimizer: OptimizerConfig
     critic_optimizer: OptimizerConfig | None
     evaluation: EvaluationSettings
+    reward: RewardSettings
     checkpoint: CheckpointSettings
     writers: tuple[str, ...]
     sft: dict[str, Any]
@@ -150,7 +152,7 @@ class RunSettings:
 
 _SECTIONS = (
     "actor_optimizer", "algorithm", "checkpoint", "critic_optimizer", "env", "evaluation", "forward", "mesh",
-    "model", "plan", "rollout", "rollout_mesh", "rows", "sampler", "seed", "sft", "steps", "writers",
+    "model", "plan", "reward", "rollout", "rollout_mesh", "rows", "sampler", "seed", "sft", "steps", "writers",
 )  # fmt: skip
 
 
@@ -199,6 +201,7 @@ def run_settings(config: Mapping[str, Any]) -> RunSettings:
             _optimizer(critic or {}, "config.critic_optimizer", updates["critic"]) if algorithm.has_critic else None
         ),
         evaluation=build(EvaluationSettings, config.get("evaluation", {}), "config.evaluation"),
+        reward=build(RewardSettings, config.get("reward", {}), "config.reward").resolved(rollout.max_turn_tokens),
         checkpoint=build(CheckpointSettings, config.get("checkpoint", {}), "config.checkpoint"),
         writers=tuple(config.get("writers", ("jsonl", "console"))),
         sft=sft_settings(config.get("sft", {"steps": 0})),

@@ -39,6 +39,7 @@ from turnppo_jax.training.evaluation import EvaluationResult, evaluate
 from turnppo_jax.training.json_lines import write_atomically
 from turnppo_jax.training.learner import Learner
 from turnppo_jax.training.metrics import MetricWriter, make_writer
+from turnppo_jax.training.reward_terms import apply_terms
 from turnppo_jax.training.stopping import StopRequested, StopSignal
 from turnppo_jax.training.trajectory_log import write_trajectories
 
@@ -162,12 +163,14 @@ def train(config: dict[str, Any], workdir: pathlib.Path) -> None:
                     weights, episodes, settings.rollout.sampling, policy_step=step,
                     on_round=stop.raise_if_requested,
                 )  # fmt: skip
-                metrics = _rollout_metrics(trajectories, counts)
+                with together():
+                    rewarded = apply_terms(trajectories, settings.reward)
+                metrics = _rollout_metrics(trajectories, counts) | rewarded.metrics
                 # The memory of rollout weights and cache is free for the update.
                 weights = None
                 sampler.release()
                 actor, critic, result = learner.step(
-                    actor, critic, trajectories, step=step - 1, temperature=settings.rollout.temperature,
+                    actor, critic, rewarded.trajectories, step=step - 1, temperature=settings.rollout.temperature,
                     ref_params=ref_params,
                 )  # fmt: skip
                 held = step
@@ -182,7 +185,9 @@ def train(config: dict[str, Any], workdir: pathlib.Path) -> None:
                     metrics |= evaluate_after(step, weights)
                 with together():
                     if is_first():
-                        write_trajectories(workdir, step, trajectories, result.turn_values, result.turn_advantages)
+                        write_trajectories(
+                            workdir, step, trajectories, result.turn_values, result.turn_advantages, rewarded.terms
+                        )
                         writer.log(step, metrics)
                 finished = step
                 checkpoints.save(step, {"actor": actor, "critic": critic}, metrics, force=step == settings.steps)
