@@ -7,6 +7,7 @@ from turnppo_jax.parallel.mesh import MeshSettings, RolloutMeshSettings
 from turnppo_jax.rollout.sampler import SamplerSettings
 from turnppo_jax.settings import CheckpointSettings, ModelSettings, RolloutSettings, RowSettings
 from turnppo_jax.training.algorithm import ALGORITHMS, AlgorithmConfig
+from turnppo_jax.training.collapse import CollapseSettings
 from turnppo_jax.training.evaluation import EvaluationSettings
 from turnppo_jax.training.forward import ForwardSettings
 from turnppo_jax.training.optimizer import OptimizerConfig
@@ -37,5 +38,6 @@ def get_config(argument: str = "") -> ConfigDict:
     config.critic_optimizer = section(OptimizerConfig, learning_rate=1e-3)
     config.sft = sft_section(steps=0)
     config.evaluation = section(EvaluationSettings, num_seeds=4, samples=2, every=3)
+    config.collapse = section(CollapseSettings)
     config.checkpoint = section(CheckpointSettings, save_every=2)
     return config

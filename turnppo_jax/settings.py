@@ -19,6 +19,7 @@ from turnppo_jax.rollout.episodes import PlayLimits
 from turnppo_jax.rollout.sampler import SamplerSettings, Sampling
 from turnppo_jax.training.algorithm import AlgorithmConfig
 from turnppo_jax.training.batching import BatchShape
+from turnppo_jax.training.collapse import CollapseSettings
 from turnppo_jax.training.evaluation import EvaluationSettings
 from turnppo_jax.training.forward import ForwardSettings, LearnerSettings
 from turnppo_jax.training.optimizer import OptimizerConfig
@@ -123,6 +124,7 @@ class RunSettings:
     actor_optimizer: OptimizerConfig
     critic_optimizer: OptimizerConfig | None
     evaluation: EvaluationSettings
+    collapse: CollapseSettings
     checkpoint: CheckpointSettings
     writers: tuple[str, ...]
     sft: dict[str, Any]
@@ -149,8 +151,8 @@ class RunSettings:
 
 
 _SECTIONS = (
-    "actor_optimizer", "algorithm", "checkpoint", "critic_optimizer", "env", "evaluation", "forward", "mesh",
-    "model", "plan", "rollout", "rollout_mesh", "rows", "sampler", "seed", "sft", "steps", "writers",
+    "actor_optimizer", "algorithm", "checkpoint", "collapse", "critic_optimizer", "env", "evaluation", "forward",
+    "mesh", "model", "plan", "rollout", "rollout_mesh", "rows", "sampler", "seed", "sft", "steps", "writers",
 )  # fmt: skip
 
 
@@ -174,6 +176,13 @@ def run_settings(config: Mapping[str, Any]) -> RunSettings:
     sampler = build(SamplerSettings, config["sampler"], "config.sampler")
     rows = build(RowSettings, config.get("rows", {}), "config.rows")
     env = _env_settings(config["env"])
+    collapse = build(CollapseSettings, config.get("collapse", {}), "config.collapse")
+    writers = tuple(config.get("writers", ("jsonl", "console")))
+    if collapse.stop_on_collapse and "jsonl" not in writers:
+        raise UserError(
+            f"config.collapse.stop_on_collapse=True with writers={writers}: needs 'jsonl' among them (a continued run "
+            "reads its history from there)"
+        )
     updates = config["steps"] * algorithm.epochs * algorithm.num_minibatches
     critic = config.get("critic_optimizer")
     return RunSettings(
@@ -192,8 +201,9 @@ def run_settings(config: Mapping[str, Any]) -> RunSettings:
         actor_optimizer=_optimizer(config.get("actor_optimizer", {}), "config.actor_optimizer", updates),
         critic_optimizer=_optimizer(critic or {}, "config.critic_optimizer", updates) if algorithm.has_critic else None,
         evaluation=build(EvaluationSettings, config.get("evaluation", {}), "config.evaluation"),
+        collapse=collapse,
         checkpoint=build(CheckpointSettings, config.get("checkpoint", {}), "config.checkpoint"),
-        writers=tuple(config.get("writers", ("jsonl", "console"))),
+        writers=writers,
         sft=sft_settings(config.get("sft", {"steps": 0})),
         mesh=build(MeshSettings, config.get("mesh", {}), "config.mesh"),
         rollout_mesh=build(RolloutMeshSettings, config.get("rollout_mesh", {}), "config.rollout_mesh"),
