@@ -2,19 +2,15 @@
 
 import json
 import math
-import os
-import pathlib
-import subprocess
-import sys
 
 import numpy as np
 import pytest
 
+from tests.quick_runs import train
 from turnppo_jax.training.collapse import CollapseSettings, CollapseWatch, alarm_metrics, collapse_alarms, watched
 from turnppo_jax.training.episode_metrics import episode_metrics, repeated_share
 from turnppo_jax.types import StopReason, Trajectory, Turn
 
-ROOT = pathlib.Path(__file__).resolve().parents[1]
 SUCCESS = "eval/sokoban/success_rate"
 
 
@@ -184,20 +180,14 @@ def test_spread_inside_groups_and_repeated_tokens():
     assert repeated_share([[1, 2, 3, 4], [1, 2, 3, 4]]) == 0.0
 
 
-def train(*flags):
-    command = [sys.executable, "-m", "turnppo_jax.train", "--config=tests/tiny_config.py", *flags]
-    env = os.environ | {"JAX_PLATFORMS": "cpu"}
-    return subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=300, check=False)
-
-
-def test_a_run_with_a_huge_learning_rate_stops_says_why_and_stays_stopped(tmp_path):
-    flags = [f"--workdir={tmp_path}", "--config.actor_optimizer.learning_rate=10", "--config.steps=50"]
-    flags += ["--config.env.num_workers=0", "--config.evaluation.every=0"]
+def test_a_run_with_a_huge_learning_rate_stops_says_why_and_stays_stopped(tmp_path, tmp_path_factory):
+    cache = tmp_path_factory.getbasetemp() / "cache"
+    flags = ["--config.actor_optimizer.learning_rate=10", "--config.steps=50", "--config.evaluation.every=0"]
     # A tiny model at random begins near the largest entropy there is: it can only fall.
     quick = [("baseline_steps", 1), ("steps", 2), ("gradient_spikes", 2), ("non_finite_steps", 2), ("entropy_low", 0.5)]
     flags += [f"--config.collapse.{name}={value}" for name, value in quick]
     stopping = [*flags, "--config.collapse.stop_on_collapse=True"]
-    done = train(*stopping)
+    done = train(cache, tmp_path, *stopping)
     assert done.returncode == 0, done.stderr
     crash = json.loads((tmp_path / "crashed.json").read_text())
     rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
@@ -209,12 +199,12 @@ def test_a_run_with_a_huge_learning_rate_stops_says_why_and_stays_stopped(tmp_pa
     assert (tmp_path / "checkpoints" / str(crash["step"])).is_dir()
     # The same command says the same and trains no further, also where the record of the crash is lost.
     (tmp_path / "crashed.json").unlink()
-    again = train(*stopping)
+    again = train(cache, tmp_path, *stopping)
     assert again.returncode == 0 and f"crashed at step {crash['step']}: {crash['why']}" in again.stdout, again.stderr
     assert json.loads((tmp_path / "crashed.json").read_text()) == crash
     assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == len(rows)
     # Without the flag it goes on.
-    on = train(*flags, f"--config.steps={crash['step'] + 1}")
+    on = train(cache, tmp_path, *flags, f"--config.steps={crash['step'] + 1}")
     assert on.returncode == 0 and "crashed" not in on.stdout, on.stderr
     assert not (tmp_path / "crashed.json").exists()
     last = json.loads((tmp_path / "metrics.jsonl").read_text().splitlines()[-1])
@@ -222,5 +212,5 @@ def test_a_run_with_a_huge_learning_rate_stops_says_why_and_stays_stopped(tmp_pa
 
 
 def test_a_run_that_could_not_read_its_history_back_is_refused(tmp_path):
-    done = train(f"--workdir={tmp_path}", "--config.collapse.stop_on_collapse=True", "--config.writers=('console',)")
+    done = train(tmp_path, tmp_path, "--config.collapse.stop_on_collapse=True", "--config.writers=('console',)")
     assert done.returncode == 2 and "needs 'jsonl' among them" in done.stderr, done.stderr
