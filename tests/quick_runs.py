@@ -13,8 +13,9 @@ SMALL = {
 }
 
 
-def environment(cache):
-    return os.environ | {
+def settings(cache):
+    """Environment variables of such a process; `cache` keeps what was compiled for the next one."""
+    return {
         "JAX_PLATFORMS": "cpu",
         # These programs run a few times: most of the compiler's work on them would be wasted.
         "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",
@@ -29,11 +30,16 @@ def command(module, *flags):
 
 
 def run(cache, module, *flags):
-    """The finished process; `cache` keeps what was compiled for the next one."""
+    """The finished process."""
     return subprocess.run(
-        command(module, *flags), cwd=ROOT, env=environment(cache), capture_output=True, text=True, timeout=300,
+        command(module, *flags),
+        cwd=ROOT,
+        env=os.environ | settings(cache),
+        capture_output=True,
+        text=True,
+        timeout=300,
         check=False,
-    )  # fmt: skip
+    )
 
 
 def train(cache, workdir, *flags):

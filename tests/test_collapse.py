@@ -7,6 +7,9 @@ import numpy as np
 import pytest
 
 from tests.quick_runs import train
+from tests.tiny_config import get_config
+from turnppo_jax.command_line import finalise
+from turnppo_jax.settings import run_settings
 from turnppo_jax.training.collapse import CollapseSettings, CollapseWatch, alarm_metrics, collapse_alarms, watched
 from turnppo_jax.training.episode_metrics import episode_metrics, repeated_share
 from turnppo_jax.types import StopReason, Trajectory, Turn
@@ -211,6 +214,10 @@ def test_a_run_with_a_huge_learning_rate_stops_says_why_and_stays_stopped(tmp_pa
     assert last["step"] == crash["step"] + 1
 
 
-def test_a_run_that_could_not_read_its_history_back_is_refused(tmp_path):
-    done = train(tmp_path, tmp_path, "--config.collapse.stop_on_collapse=True", "--config.writers=('console',)")
-    assert done.returncode == 2 and "needs 'jsonl' among them" in done.stderr, done.stderr
+def test_a_run_that_could_not_read_its_history_back_is_refused():
+    config = get_config()
+    config.collapse.stop_on_collapse = True
+    run_settings(finalise(config))
+    config.writers = ("console",)
+    with pytest.raises(ValueError, match="needs 'jsonl' among them"):
+        run_settings(finalise(config))

@@ -12,19 +12,17 @@ comparison.md, comparison.json and comparison.png, anew whenever a run has ended
 1: a TPU serves one process.
 """
 
-import json
 import pathlib
 import shlex
 import sys
 from collections.abc import Sequence
-from typing import Any
 
 from absl import flags
 
 from turnppo_jax import command_line
 from turnppo_jax.command_line import UserError
-from turnppo_jax.comparison import arms, markdown, pairs, pairs_page, picture, sweep, table
-from turnppo_jax.comparison.records import read_run
+from turnppo_jax.comparison import arms, pairs, pairs_page
+from turnppo_jax.comparison.comparing import run_and_compare
 from turnppo_jax.training.json_lines import write_atomically
 
 _RUNS = flags.DEFINE_multi_string("runs", [], "NAME=CONFIG.py[:ARGUMENT][;field=value]...; the first is the reference.")
@@ -39,57 +37,6 @@ _TRAJECTORIES = flags.DEFINE_multi_string("trajectories", [], "Two trajectory fi
 _STEP = flags.DEFINE_integer("step", None, "Of run directories; default the newest step that both have.")
 _HTML = flags.DEFINE_string("html", None, "With --trajectories: a page with all pairs.")
 _PAIRS = flags.DEFINE_integer("pairs", 3, "With --trajectories: how many pairs are printed.")
-
-
-def run(comparison: arms.Comparison, out: pathlib.Path, command: str) -> dict[str, Any]:
-    """Runs what is missing and writes the comparison.
-
-    Args:
-      comparison: what is compared.
-      out: its directory.
-      command: that made it, for the table.
-
-    Returns:
-      The comparison as JSON types, see `comparison.table.compare`.
-
-    Raises:
-      UserError: a wrong config, arms that cannot be compared, a directory that holds another run, an unknown metric.
-    """
-    configs = {arm.name: arm.config(comparison.seeds[0]) for arm in comparison.arms}
-    remarks = arms.check_comparable(configs)
-    metric = _metric(comparison, configs[comparison.arms[0].name])
-    runs = sweep.make_runs(comparison, out)
-    for line in (*(f"note: {remark}" for remark in remarks), *sweep.warm_start_lines(runs)):
-        print(line, flush=True)
-    out.mkdir(parents=True, exist_ok=True)
-
-    def write() -> dict[str, Any]:
-        records = {
-            arm.name: {run.seed: read_run(run.directory, run.config) for run in runs if run.arm == arm}
-            for arm in comparison.arms
-        }
-        found = table.compare(comparison, records, metric, remarks)
-        text = markdown.to_markdown(found, command)
-        write_atomically(out / "comparison.json", (json.dumps(found, indent=2) + "\n").encode())
-        write_atomically(out / "comparison.md", text.encode())
-        picture.draw(found, records, out / "comparison.png")
-        return found
-
-    sweep.run_all(runs, comparison.jobs, write, lambda line: print(line, flush=True))
-    found = write()
-    print(markdown.to_markdown(found, command), flush=True)
-    return found
-
-
-def _metric(comparison: arms.Comparison, config: dict[str, Any]) -> str:
-    """The metric by its whole name, refused before anything runs where no run could have it."""
-    prefix = f"eval/{config['env']['id']}/"
-    if comparison.metric is None:
-        greedy = not config.get("evaluation", {}).get("samples", 1)
-        return f"{prefix}{'greedy_' if greedy else ''}success_rate"
-    if comparison.metric.startswith("eval/") and not comparison.metric.startswith(prefix):
-        raise UserError(f"metric={comparison.metric!r}: evaluated metrics of these arms begin with {prefix!r}")
-    return comparison.metric
 
 
 def comparison_of_flags() -> arms.Comparison:
@@ -155,7 +102,7 @@ def main(_) -> None:
     if not _OUT.value:
         raise UserError("--out=DIR is missing")
     command = shlex.join(["python", "-m", "turnppo_jax.compare", *sys.argv[1:]])
-    run(comparison_of_flags(), pathlib.Path(_OUT.value), command)
+    run_and_compare(comparison_of_flags(), pathlib.Path(_OUT.value), command)
 
 
 if __name__ == "__main__":

@@ -26,7 +26,11 @@ def to_markdown(found: Mapping[str, Any], command: str) -> str:
     ]
     if missing:
         parts.append(f"**{missing} of {len(states)} runs are not finished and do not count.**")
-    parts += [_values(found), _costs(found)]
+    parts += [
+        _values(found),
+        "Per run of an arm, in the mean; clip fractions and the spread over its steps:",
+        _costs(found),
+    ]
     crashed = [
         f"- {arm['name']}, seed {seed}: crashed: {run['why']} (last step {run['step']})"
         for arm in found["arms"]

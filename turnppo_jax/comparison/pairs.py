@@ -104,7 +104,8 @@ def to_text(paired: Paired, num_printed: int, width: int | None = None) -> str:
       width: of the text; None is that of the terminal.
     """
     width = max(width or shutil.get_terminal_size((160, 40)).columns, _NARROWEST)
-    lines = [summary_line(paired), *_columns([f"left: {paired.left.path}"], [f"right: {paired.right.path}"], width)]
+    lines = _wrapped([summary_line(paired)], width)
+    lines += [*_columns([f"left: {paired.left.path}"], [f"right: {paired.right.path}"], width)]
     for number, (left, right) in enumerate(paired.pairs[:num_printed], start=1):
         title = f" seed {left['seed']} (pair {number} of {len(paired.pairs)}) "
         lines += ["", title.center(width, "="), *_columns([headline(left)], [headline(right)], width)]
@@ -170,8 +171,16 @@ def _columns(left: Sequence[str], right: Sequence[str], width: int) -> list[str]
 
 
 def _wrapped(lines: Sequence[str], width: int) -> list[str]:
-    """Cut at the width of a column, counted in cells: some letters take two."""
-    return [piece for line in lines for piece in (chop_cells(line, width) or [""])]
+    """Cut at the width of a column, after a space where there is one; counted in cells: some letters take two."""
+    out = []
+    for line in lines:
+        while cell_len(line) > width:
+            head = chop_cells(line, width)[0]
+            at = head.rfind(" ") + 1 or len(head)
+            out.append(line[:at])
+            line = line[at:]
+        out.append(line)
+    return out
 
 
 def _steps(directory: pathlib.Path) -> list[int]:

@@ -21,6 +21,7 @@ from turnppo_jax.comparison.arms import Arm, Comparison
 from turnppo_jax.comparison.records import CRASHED, UNFINISHED, check_same_run, read_run
 from turnppo_jax.training.json_lines import write_atomically
 
+_TRAIN = "turnppo_jax.train"
 _POLL_S = 0.2
 _GRACE_S = 120.0  # a run that is told to stop finishes its update and saves
 _STOPPED = (143, 130, -signal.SIGTERM, -signal.SIGINT)  # it was told to: no crash, it continues the next time
@@ -155,7 +156,7 @@ def _start(run: Run) -> subprocess.Popen:
     # So that a run stopped in its warm start is known to be of this config too.
     write_atomically(run.directory / "config.json", (json.dumps(run.config, indent=2) + "\n").encode())
     (run.directory / "failed.json").unlink(missing_ok=True)
-    command = [sys.executable, "-m", "turnppo_jax.train", *run.arm.flags(run.seed), f"--workdir={run.directory}"]
+    command = [sys.executable, "-m", _TRAIN, *run.arm.flags(run.seed), f"--workdir={run.directory}"]
     with open(run.directory / "train.log", "ab") as log:
         # A session of its own: Ctrl-C reaches this process alone, which then stops its runs in order.
         return subprocess.Popen(

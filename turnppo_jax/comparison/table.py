@@ -43,8 +43,9 @@ def compare(comparison: Comparison, records: Records, metric: str, remarks: Sequ
       UserError: no run has the metric; the known ones are listed.
     """
     everything = [record for by_seed in records.values() for record in by_seed.values()]
-    known = known_metrics(everything)
-    if known and metric not in known:
+    # While runs are still missing, an arm that has not begun may be the one that has the metric.
+    every_arm_has_begun = all(any(record.rows for record in by_seed.values()) for by_seed in records.values())
+    if every_arm_has_begun and metric not in (known := known_metrics(everything)):
         raise UserError(f"unknown metric {metric!r}; known: {', '.join(known)}")
     first = comparison.arms[0].name
     return {
