@@ -6,6 +6,7 @@ from configs.sections import algorithm_section, parse_algo, section, sft_section
 from turnppo_jax.parallel.mesh import MeshSettings, RolloutMeshSettings
 from turnppo_jax.rollout.sampler import SamplerSettings
 from turnppo_jax.settings import CheckpointSettings, ModelSettings, RolloutSettings, RowSettings
+from turnppo_jax.training.collapse import CollapseSettings
 from turnppo_jax.training.evaluation import EvaluationSettings
 from turnppo_jax.training.forward import ForwardSettings
 from turnppo_jax.training.optimizer import OptimizerConfig
@@ -35,5 +36,6 @@ def get_config(argument: str = "") -> ConfigDict:
     config.sft = sft_section(steps=0)
     config.evaluation = section(EvaluationSettings, num_seeds=4, samples=2, every=3)
     config.reward = section(RewardSettings, terms={"environment": 1.0, "response_tokens": 0.0})
+    config.collapse = section(CollapseSettings)
     config.checkpoint = section(CheckpointSettings, save_every=2)
     return config

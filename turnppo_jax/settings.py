@@ -19,6 +19,7 @@ from turnppo_jax.rollout.episodes import PlayLimits
 from turnppo_jax.rollout.sampler import SamplerSettings, Sampling
 from turnppo_jax.training.algorithm import AlgorithmConfig
 from turnppo_jax.training.batching import BatchShape
+from turnppo_jax.training.collapse import CollapseSettings
 from turnppo_jax.training.evaluation import EvaluationSettings
 from turnppo_jax.training.forward import ForwardSettings, LearnerSettings
 from turnppo_jax.training.optimizer import OptimizerConfig
@@ -125,6 +126,7 @@ class RunSettings:
     critic_optimizer: OptimizerConfig | None
     evaluation: EvaluationSettings
     reward: RewardSettings
+    collapse: CollapseSettings
     checkpoint: CheckpointSettings
     writers: tuple[str, ...]
     sft: dict[str, Any]
@@ -151,7 +153,7 @@ class RunSettings:
 
 
 _SECTIONS = (
-    "actor_optimizer", "algorithm", "checkpoint", "critic_optimizer", "env", "evaluation", "forward", "mesh",
+    "actor_optimizer", "algorithm", "checkpoint", "collapse", "critic_optimizer", "env", "evaluation", "forward", "mesh",
     "model", "plan", "reward", "rollout", "rollout_mesh", "rows", "sampler", "seed", "sft", "steps", "writers",
 )  # fmt: skip
 
@@ -182,6 +184,13 @@ def run_settings(config: Mapping[str, Any]) -> RunSettings:
         "actor": max(steps - algorithm.critic_warmup_steps, min(steps, 1)) * per_step,
         "critic": steps * per_step,
     }
+    collapse = build(CollapseSettings, config.get("collapse", {}), "config.collapse")
+    writers = tuple(config.get("writers", ("jsonl", "console")))
+    if collapse.stop_on_collapse and "jsonl" not in writers:
+        raise UserError(
+            f"config.collapse.stop_on_collapse=True with writers={writers}: needs 'jsonl' among them (a continued run "
+            "reads its history from there)"
+        )
     critic = config.get("critic_optimizer")
     return RunSettings(
         seed=config["seed"],
@@ -202,8 +211,9 @@ def run_settings(config: Mapping[str, Any]) -> RunSettings:
         ),
         evaluation=build(EvaluationSettings, config.get("evaluation", {}), "config.evaluation"),
         reward=build(RewardSettings, config.get("reward", {}), "config.reward").resolved(rollout.max_turn_tokens),
+        collapse=collapse,
         checkpoint=build(CheckpointSettings, config.get("checkpoint", {}), "config.checkpoint"),
-        writers=tuple(config.get("writers", ("jsonl", "console"))),
+        writers=writers,
         sft=sft_settings(config.get("sft", {"steps": 0})),
         mesh=build(MeshSettings, config.get("mesh", {}), "config.mesh"),
         rollout_mesh=build(RolloutMeshSettings, config.get("rollout_mesh", {}), "config.rollout_mesh"),

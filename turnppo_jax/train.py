@@ -28,15 +28,17 @@ from turnppo_jax.parallel.exchange import exchange_json
 from turnppo_jax.parallel.hosts import check_same, check_shared, is_first, local_view
 from turnppo_jax.parallel.weight_sync import make_weight_sync
 from turnppo_jax.policy import Policy, load_policy, save_policy
+from turnppo_jax.recipe_notes import recipe_notes
 from turnppo_jax.rollout.collector import Collector, training_episodes
 from turnppo_jax.rollout.sampler import Sampler
 from turnppo_jax.settings import RunSettings, run_settings
 from turnppo_jax.sft import warm_up
 from turnppo_jax.training.checkpoint import Checkpoints, cut_back
 from turnppo_jax.training.checkpoint_reading import placed_shapes
+from turnppo_jax.training.collapse import CollapseWatch, read_history
 from turnppo_jax.training.episode_metrics import episode_metrics
 from turnppo_jax.training.evaluation import EvaluationResult, evaluate
-from turnppo_jax.training.json_lines import write_atomically
+from turnppo_jax.training.json_lines import append_jsonl, write_atomically
 from turnppo_jax.training.learner import Learner
 from turnppo_jax.training.metrics import MetricWriter, make_writer
 from turnppo_jax.training.reward_terms import apply_terms
@@ -67,7 +69,7 @@ def train(config: dict[str, Any], workdir: pathlib.Path) -> None:
     check_same("config", config)
     check_shared(workdir)
     if is_first():
-        for line in settings.learner.algorithm.warnings():
+        for line in (*settings.learner.algorithm.warnings(), *recipe_notes(settings)):
             print(f"note: {line}", flush=True)
     with contextlib.ExitStack() as stack:
         # The policy that the run begins from, and the models. Before it stands there is nothing to save on SIGTERM.
@@ -108,18 +110,27 @@ def train(config: dict[str, Any], workdir: pathlib.Path) -> None:
             finished, state = checkpoints.restore_latest(fresh)
             actor, critic = state["actor"], state["critic"]
             del state
+        success = f"eval/{settings.eval_env.id}/{'' if settings.evaluation.samples else 'greedy_'}success_rate"
         with together():
-            writer = MetricWriter()
+            writer, history = MetricWriter(), []
             if is_first():
                 if finished >= 0:
                     print(f"continuing {workdir} after step {finished}", flush=True)
                 cut_back(workdir, finished)
                 write_atomically(workdir / "config.json", (json.dumps(config, indent=2) + "\n").encode())
+                (workdir / "crashed.json").unlink(missing_ok=True)  # below, if it did, it is written anew
+                history = read_history(workdir, success)
                 writer = make_writer(
                     settings.writers, workdir, config=config, total_steps=settings.steps,
                     first_step=finished if finished >= 0 else None,
                 )  # fmt: skip
             stack.callback(writer.close)
+        watch = CollapseWatch(settings.collapse, success, history)
+        # Only the first host has a history: what it says counts.
+        crash = exchange_json(watch.crash())[0]
+        if crash:
+            _keep_crash(workdir, crash)
+            return
 
         # Those who play.
         rollout_weights = make_weight_sync(policy.sizes, mesh, rollout_mesh, settings.sampler.compute_dtype)
@@ -150,6 +161,7 @@ def train(config: dict[str, Any], workdir: pathlib.Path) -> None:
         try:
             if finished < 0:
                 metrics = evaluate_after(0, weights)
+                watch.add(0, metrics)
                 with together():
                     writer.log(0, metrics)
                 checkpoints.save(0, {"actor": actor, "critic": critic}, metrics, force=True)
@@ -183,6 +195,8 @@ def train(config: dict[str, Any], workdir: pathlib.Path) -> None:
                 }
                 if settings.evaluation.due(step, settings.steps):
                     metrics |= evaluate_after(step, weights)
+                metrics |= watch.add(step, metrics)
+                crash = exchange_json(watch.crash())[0] if settings.collapse.stop_on_collapse else None
                 with together():
                     if is_first():
                         write_trajectories(
@@ -190,7 +204,11 @@ def train(config: dict[str, Any], workdir: pathlib.Path) -> None:
                         )
                         writer.log(step, metrics)
                 finished = step
-                checkpoints.save(step, {"actor": actor, "critic": critic}, metrics, force=step == settings.steps)
+                last = step == settings.steps or crash is not None
+                checkpoints.save(step, {"actor": actor, "critic": critic}, metrics, force=last)
+                if crash:
+                    _keep_crash(workdir, crash)
+                    break
                 agree(stop=stop.requested)
         except StopRequested:
             if held == finished >= 0:
@@ -242,14 +260,27 @@ def _rollout_metrics(trajectories, counts) -> dict[str, float]:
     }
 
 
+def _keep_crash(workdir: pathlib.Path, crash: dict[str, Any]) -> None:
+    """Says why the run ends, and keeps it in crashed.json."""
+    with together():
+        if is_first():
+            write_atomically(workdir / "crashed.json", (json.dumps(crash, indent=2) + "\n").encode())
+            print(f"crashed at step {crash['step']}: {crash['why']}", flush=True)
+            print("the same command goes on with --config.collapse.stop_on_collapse=False", flush=True)
+
+
 def _keep_evaluation(workdir: pathlib.Path, step: int, result: EvaluationResult) -> None:
-    """Prints the lines and adds the numbers to eval.json, where the newest evaluation of a step counts."""
+    """Prints the lines and adds the numbers to eval.json, where the newest evaluation of a step counts.
+
+    What each room had goes to eval_rooms.jsonl, so that runs can be compared room by room.
+    """
     for line in result.lines:
         print(f"step {step}  {line}", flush=True)
     path = workdir / "eval.json"
     known = json.loads(path.read_text()) if path.exists() else {}
     known[str(step)] = result.metrics
     write_atomically(path, (json.dumps(known, indent=2) + "\n").encode())
+    append_jsonl(workdir / "eval_rooms.jsonl", [{"step": step} | result.rooms])
 
 
 def main(_) -> None:

@@ -1,5 +1,6 @@
 """What a set of trajectories says about the policy: the `episode/` metrics."""
 
+import collections
 from collections.abc import Sequence
 
 import numpy as np
@@ -19,7 +20,8 @@ def episode_metrics(trajectories: Sequence[Trajectory], *, num_dropped: int = 0)
       num_dropped: episodes that are missing from them.
 
     Returns:
-      The metrics; `episode/score_mean` only where the environment gives scores.
+      The metrics; `episode/score_mean` only where the environment gives scores, `episode/group_return_std_mean` (sample
+      standard deviation of the returns of a group, n − 1) only where a group has two members.
     """
     turns = [turn for trajectory in trajectories for turn in trajectory.turns]
     returns = [trajectory.total_reward for trajectory in trajectories]
@@ -29,7 +31,14 @@ def episode_metrics(trajectories: Sequence[Trajectory], *, num_dropped: int = 0)
     ]
     successes = sum(trajectory.success for trajectory in trajectories)
     scores = [trajectory.score for trajectory in trajectories if trajectory.score is not None]
-    return ({"episode/score_mean": _mean(scores)} if scores else {}) | {
+    groups = collections.defaultdict(list)
+    for trajectory in trajectories:
+        groups[trajectory.group].append(trajectory.total_reward)
+    spreads = [float(np.std(group, ddof=1)) for group in groups.values() if len(group) > 1]
+    optional = {"episode/score_mean": _mean(scores)} if scores else {}
+    if spreads:
+        optional["episode/group_return_std_mean"] = _mean(spreads)
+    return optional | {
         "episode/return_mean": _mean(returns),
         "episode/return_std": float(np.std(returns)) if returns else 0.0,
         "episode/success_rate": successes / max(1, len(trajectories) + num_dropped),
@@ -42,8 +51,30 @@ def episode_metrics(trajectories: Sequence[Trajectory], *, num_dropped: int = 0)
         "episode/cut_turn_rate": _mean(
             [turn.stop in (StopReason.TURN_LIMIT, StopReason.CONTEXT_LIMIT) for turn in turns]
         ),
+        "episode/repeated_tokens_share": repeated_share([turn.response_ids for turn in turns]),
         "episode/num_dropped": float(num_dropped),
     }
+
+
+def repeated_share(responses: Sequence[Sequence[int]], size: int = 4) -> float:
+    """The share of n-grams that stood before in the same response, over all n-grams of all responses.
+
+        Σ_i (n-grams of i − different ones of i) / Σ_i n-grams of i
+
+    Args:
+      responses: token ids; one shorter than `size` has no n-gram.
+      size: n.
+
+    Returns:
+      From 0 to below 1; 0 where there is no n-gram.
+    """
+    total = different = 0
+    for response in responses:
+        ids = np.asarray(response).tolist()
+        grams = list(zip(*(ids[start:] for start in range(size)), strict=False))
+        total += len(grams)
+        different += len(set(grams))
+    return (total - different) / total if total else 0.0
 
 
 def _mean(values: Sequence[float]) -> float:
