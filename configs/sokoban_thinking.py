@@ -10,10 +10,11 @@ with the paper's normalizer. The warm start is the same for all algorithms of a 
 
 from ml_collections import ConfigDict
 
-from configs.sections import algorithm_section, parse_algo, section, sft_section
+from configs.sections import algorithm_section, parse_algo, reward_section, section, sft_section
 from turnppo_jax.parallel.mesh import MeshSettings, RolloutMeshSettings
 from turnppo_jax.rollout.sampler import SamplerSettings
 from turnppo_jax.settings import CheckpointSettings, ModelSettings, RolloutSettings, RowSettings
+from turnppo_jax.training.collapse import CollapseSettings
 from turnppo_jax.training.evaluation import EvaluationSettings
 from turnppo_jax.training.forward import ForwardSettings
 from turnppo_jax.training.optimizer import OptimizerConfig
@@ -23,7 +24,8 @@ TRAJECTORIES, GROUP_SIZE = 128, 16
 
 def get_config(argument: str = "") -> ConfigDict:
     """The config; `argument` is "" or "algo=NAME"."""
-    algorithm = algorithm_section(parse_algo(argument), group_size=GROUP_SIZE, num_minibatches=4, value_scale=10.0)
+    algo = parse_algo(argument)
+    algorithm = algorithm_section(algo, group_size=GROUP_SIZE, num_minibatches=4, value_scale=10.0)
     algorithm.dual_clip = 3.0
     config = ConfigDict()
     config.seed = 0
@@ -58,5 +60,7 @@ def get_config(argument: str = "") -> ConfigDict:
         options={"noise": 0.0, "actions_per_turn": "random", "think": "plan"}, remat="full",
     )  # fmt: skip
     config.evaluation = section(EvaluationSettings, every=10, num_seeds=256, samples=4, greedy=False)
+    config.reward = reward_section(algo)
+    config.collapse = section(CollapseSettings)
     config.checkpoint = section(CheckpointSettings, save_every=20)
     return config

@@ -153,8 +153,8 @@ class RunSettings:
 
 
 _SECTIONS = (
-    "actor_optimizer", "algorithm", "checkpoint", "collapse", "critic_optimizer", "env", "evaluation", "forward", "mesh",
-    "model", "plan", "reward", "rollout", "rollout_mesh", "rows", "sampler", "seed", "sft", "steps", "writers",
+    "actor_optimizer", "algorithm", "checkpoint", "collapse", "critic_optimizer", "env", "evaluation", "forward",
+    "mesh", "model", "plan", "reward", "rollout", "rollout_mesh", "rows", "sampler", "seed", "sft", "steps", "writers",
 )  # fmt: skip
 
 
@@ -210,7 +210,7 @@ def run_settings(config: Mapping[str, Any]) -> RunSettings:
             _optimizer(critic or {}, "config.critic_optimizer", updates["critic"]) if algorithm.has_critic else None
         ),
         evaluation=build(EvaluationSettings, config.get("evaluation", {}), "config.evaluation"),
-        reward=build(RewardSettings, config.get("reward", {}), "config.reward").resolved(rollout.max_turn_tokens),
+        reward=_reward_settings(config.get("reward", {})).resolved(rollout.max_turn_tokens),
         collapse=collapse,
         checkpoint=build(CheckpointSettings, config.get("checkpoint", {}), "config.checkpoint"),
         writers=writers,
@@ -219,6 +219,14 @@ def run_settings(config: Mapping[str, Any]) -> RunSettings:
         rollout_mesh=build(RolloutMeshSettings, config.get("rollout_mesh", {}), "config.rollout_mesh"),
         plan=build(PlanSettings, config.get("plan", {}), "config.plan"),
     )
+
+
+def _reward_settings(section: Mapping[str, Any]) -> RewardSettings:
+    """The terms that have a weight."""
+    section = dict(section)
+    if "terms" in section:
+        section["terms"] = {name: weight for name, weight in section["terms"].items() if weight is not None}
+    return build(RewardSettings, section, "config.reward")
 
 
 def _env_settings(section: Mapping[str, Any]) -> EnvSettings:

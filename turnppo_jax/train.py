@@ -9,15 +9,18 @@ first host writes everything else.
 
 import contextlib
 import dataclasses
+import functools
 import json
 import pathlib
 import resource
 import shutil
 import sys
 import time
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+import numpy as np
 from jax.sharding import Mesh
 
 from turnppo_jax import command_line
@@ -29,21 +32,24 @@ from turnppo_jax.parallel.hosts import check_same, check_shared, is_first, local
 from turnppo_jax.parallel.weight_sync import make_weight_sync
 from turnppo_jax.policy import Policy, load_policy, save_policy
 from turnppo_jax.recipe_notes import recipe_notes
+from turnppo_jax.rollout.chat import Chat
 from turnppo_jax.rollout.collector import Collector, training_episodes
+from turnppo_jax.rollout.extra_rollouts import branch_values, greedy_scores
 from turnppo_jax.rollout.sampler import Sampler
 from turnppo_jax.settings import RunSettings, run_settings
 from turnppo_jax.sft import warm_up
 from turnppo_jax.training.checkpoint import Checkpoints, cut_back
 from turnppo_jax.training.checkpoint_reading import placed_shapes
 from turnppo_jax.training.collapse import CollapseWatch, read_history
-from turnppo_jax.training.episode_metrics import episode_metrics
+from turnppo_jax.training.episode_metrics import episode_metrics, thinking_metrics
 from turnppo_jax.training.evaluation import EvaluationResult, evaluate
 from turnppo_jax.training.json_lines import append_jsonl, write_atomically
 from turnppo_jax.training.learner import Learner
 from turnppo_jax.training.metrics import MetricWriter, make_writer
-from turnppo_jax.training.reward_terms import apply_terms
+from turnppo_jax.training.reward_terms import apply_terms, turn_rewards
 from turnppo_jax.training.stopping import StopRequested, StopSignal
 from turnppo_jax.training.trajectory_log import write_trajectories
+from turnppo_jax.types import Trajectory
 
 _CONFIG = command_line.config_flag()
 _ROLLOUT_COUNTS = (
@@ -177,13 +183,16 @@ def train(config: dict[str, Any], workdir: pathlib.Path) -> None:
                 )  # fmt: skip
                 with together():
                     rewarded = apply_terms(trajectories, settings.reward)
-                metrics = _rollout_metrics(trajectories, counts) | rewarded.metrics
+                asked, more = _ask_further(
+                    players, weights, trajectories, settings, step=step, on_round=stop.raise_if_requested
+                )
+                metrics = _rollout_metrics(trajectories, counts, policy.chat) | rewarded.metrics | more
                 # The memory of rollout weights and cache is free for the update.
                 weights = None
                 sampler.release()
                 actor, critic, result = learner.step(
                     actor, critic, rewarded.trajectories, step=step - 1, temperature=settings.rollout.temperature,
-                    ref_params=ref_params,
+                    ref_params=ref_params, **asked,
                 )  # fmt: skip
                 held = step
                 weights = local_view(rollout_weights(actor.params), sampling_mesh)
@@ -248,8 +257,38 @@ def starting_policy(settings: RunSettings, mesh: Mesh, workdir: pathlib.Path) ->
     return load(str(kept))
 
 
-def _rollout_metrics(trajectories, counts) -> dict[str, float]:
+def _ask_further(
+    players: Collector,
+    weights: Any,
+    trajectories: Sequence[Trajectory],
+    settings: RunSettings,
+    *,
+    step: int,
+    on_round: Callable[[int, int], None],
+) -> tuple[dict[str, np.ndarray], dict[str, float]]:
+    """What the estimator wants to know beside the trajectories, as arguments of `Learner.step`; and metrics."""
+    cfg = settings.learner.algorithm
+    given = {
+        "seed": settings.seed,
+        "step": step,
+        "rewards": functools.partial(turn_rewards, settings=settings.reward),
+        "on_round": on_round,
+    }
+    if cfg.needs == "greedy_scores":
+        scores, metrics = greedy_scores(players, weights, trajectories, **given)
+        return {"greedy_scores": scores}, metrics
+    if cfg.needs == "branch_values":
+        values, metrics = branch_values(
+            players, weights, trajectories, num_branches=cfg.num_branches, gamma=cfg.gamma,
+            sampling=settings.rollout.sampling, **given,
+        )  # fmt: skip
+        return {"branch_values": values}, metrics
+    return {}, {}
+
+
+def _rollout_metrics(trajectories, counts, chat: Chat) -> dict[str, float]:
     metrics = episode_metrics(trajectories, num_dropped=counts["dropped_episodes"])
+    metrics |= thinking_metrics(trajectories, chat.decode)
     seconds = counts["rollout_s"]
     # Calls to the device are left out: how many there are depends on the timing of the environments.
     metrics |= {f"rollout/{name}": float(counts.get(name, 0)) for name in _ROLLOUT_COUNTS}

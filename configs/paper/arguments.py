@@ -5,9 +5,10 @@ from collections.abc import Mapping
 
 from ml_collections import ConfigDict
 
-from configs.sections import algorithm_section, section, sft_section
+from configs.sections import algorithm_section, reward_section, section, sft_section
 from turnppo_jax.parallel.mesh import MeshSettings, RolloutMeshSettings
 from turnppo_jax.settings import CheckpointSettings, ModelSettings
+from turnppo_jax.training.collapse import CollapseSettings
 from turnppo_jax.training.evaluation import EvaluationSettings
 from turnppo_jax.training.forward import ForwardSettings
 from turnppo_jax.training.optimizer import OptimizerConfig
@@ -94,5 +95,7 @@ def shared_sections(model: str, hardware: Hardware, algo: str, *, thinking: bool
     config.critic_optimizer = section(OptimizerConfig, learning_rate=1e-5)
     config.sft = sft_section(steps=0)
     config.evaluation = section(EvaluationSettings, every=10, num_seeds=256, greedy=False)
+    config.reward = reward_section(algo)
+    config.collapse = section(CollapseSettings)
     config.checkpoint = section(CheckpointSettings, save_every=20)
     return config

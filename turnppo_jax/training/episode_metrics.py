@@ -1,11 +1,14 @@
 """What a set of trajectories says about the policy: the `episode/` metrics."""
 
+import bisect
 import collections
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from turnppo_jax.types import StopReason, Trajectory
+
+_THINKING_ENDS = "</think>"
 
 
 def episode_metrics(trajectories: Sequence[Trajectory], *, num_dropped: int = 0) -> dict[str, float]:
@@ -75,6 +78,35 @@ def repeated_share(responses: Sequence[Sequence[int]], size: int = 4) -> float:
         total += len(grams)
         different += len(set(grams))
     return (total - different) / total if total else 0.0
+
+
+def thinking_metrics(trajectories: Sequence[Trajectory], decode: Callable[[np.ndarray], str]) -> dict[str, float]:
+    """How long the policy thinks and how long it answers: `episode/thinking_tokens_mean`, `episode/answer_tokens_mean`.
+
+    Means over the turns that close a thinking block. The tokens up to the one that completes the first "</think>" are
+    of thinking, the rest of the response is the answer. `episode/thinking_rate` is the share of such turns; without one
+    there is no metric.
+
+    Args:
+      trajectories: the played episodes.
+      decode: token ids to text.
+    """
+    turns = [turn for trajectory in trajectories for turn in trajectory.turns]
+    thought = []
+    for turn in turns:
+        if _THINKING_ENDS in turn.action:
+            ids = turn.response_ids
+            # Once a beginning of the response holds the tag every longer one does.
+            closed = bisect.bisect_left(range(len(ids)), True, key=lambda n: _THINKING_ENDS in decode(ids[:n]))
+            thought.append((closed, len(ids) - closed))
+    if not thought:
+        return {}
+    thinking, answer = np.mean(thought, axis=0)
+    return {
+        "episode/thinking_tokens_mean": float(thinking),
+        "episode/answer_tokens_mean": float(answer),
+        "episode/thinking_rate": len(thought) / len(turns),
+    }
 
 
 def _mean(values: Sequence[float]) -> float:

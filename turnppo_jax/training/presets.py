@@ -77,10 +77,11 @@ def sppo() -> dict[str, Any]:
     """SPPO (arXiv 2604.08865): the trajectory is one action of a bandit; the critic says how solvable a prompt is.
 
     Changes: advantage = score − V(prompt), critic by cross-entropy, ratio per token. The score must lie in
-    [0, value_scale]. Published: average of mathematics tasks 48.06 against GRPO's 47.08 (1.5B), 58.1 to 58.6 (7B).
+    [0, value_scale]: here it is 1 for a success. Published: average of mathematics tasks 48.06 against GRPO's 47.08
+    (1.5B), 58.1 to 58.6 (7B).
     """
     return {**_TOKEN, "estimator": "sequence_critic", "value_loss_kind": "cross_entropy", "gamma": 1.0,
-            "gae_lambda": 1.0}  # fmt: skip
+            "gae_lambda": 1.0, "value_scale": 1.0}  # fmt: skip
 
 
 def st_ppo() -> dict[str, Any]:
@@ -121,7 +122,7 @@ def dapo() -> dict[str, Any]:
     """DAPO (arXiv 2503.14476): GRPO with a higher upper clip, token mean, no flat groups, no cut responses, no KL.
 
     Groups without spread are dropped, not sampled anew: the step is smaller where they are many. Its soft over-long
-    penalty is the reward term "overlong". Published with Qwen2.5-32B: AIME 2024 50.
+    penalty is a term of the reward (`REWARD_TERMS`). Published with Qwen2.5-32B: AIME 2024 50.
     """
     return {**grpo(), "clip_high": 0.28, "normalizer": "tokens", "filter": "spread", "mask_overlong": True,
             "kl_coef": 0.0}  # fmt: skip
@@ -227,6 +228,12 @@ _PRESETS: tuple[Callable[[], dict[str, Any]], ...] = (
 
 ALGORITHMS: dict[str, dict[str, Any]] = {preset.__name__: preset() for preset in _PRESETS}
 ALIASES = {"m_grpo": "grpo"}
+
+# Weights of `config.reward.terms` where a method is not about the environment's reward alone.
+REWARD_TERMS: dict[str, dict[str, float]] = {
+    "sppo": {"success": 1.0},
+    "dapo": {"environment": 1.0, "overlong": 1.0},
+}
 
 
 def algorithm_settings(name: str) -> dict[str, Any]:
