@@ -72,8 +72,10 @@ def test_a_nan_in_the_policy_stops_the_policy_alone():
 
 
 def test_minibatches_are_a_function_of_seed_and_step():
+    trajectories = make_trajectories()
+
     def members(step):
-        minibatches = epochs()._minibatches(make_trajectories(), step)
+        minibatches = epochs()._minibatches(trajectories, np.arange(len(trajectories)), step)
         return [set(np.asarray(m.batch.trajectory_ids)[np.asarray(m.batch.turn_mask)].tolist()) for m in minibatches]
 
     assert members(4) == members(4)
@@ -116,8 +118,8 @@ def test_token_ppo_equals_the_plain_reference_with_truncated_importance_weights(
     """Token ratio, token GAE, V at the token before; weights min(exp(old − behavior), cap) beside."""
     trajectories = make_trajectories()
     subject = make_learner(
-        estimator="token_gae", ratio_level="token", gamma=1.0, gae_lambda=0.9, importance_cap=0.8,
-        actor=NO_CLIP, critic=NO_CLIP,
+        estimator="token_gae", ratio_level="token", gamma=1.0, gae_lambda=0.9, importance_level="token",
+        importance_high=0.8, actor=NO_CLIP, critic=NO_CLIP,
     )  # fmt: skip
     actor, critic, result = one_step(subject, trajectories)
     ids, _ = learner_reference.lines(trajectories)

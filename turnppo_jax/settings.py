@@ -19,6 +19,7 @@ from turnppo_jax.rollout.episodes import PlayLimits
 from turnppo_jax.rollout.sampler import SamplerSettings, Sampling
 from turnppo_jax.training.algorithm import AlgorithmConfig
 from turnppo_jax.training.batching import BatchShape
+from turnppo_jax.training.collapse import CollapseSettings
 from turnppo_jax.training.evaluation import EvaluationSettings
 from turnppo_jax.training.forward import ForwardSettings, LearnerSettings
 from turnppo_jax.training.optimizer import OptimizerConfig
@@ -125,6 +126,7 @@ class RunSettings:
     critic_optimizer: OptimizerConfig | None
     evaluation: EvaluationSettings
     reward: RewardSettings
+    collapse: CollapseSettings
     checkpoint: CheckpointSettings
     writers: tuple[str, ...]
     sft: dict[str, Any]
@@ -151,8 +153,8 @@ class RunSettings:
 
 
 _SECTIONS = (
-    "actor_optimizer", "algorithm", "checkpoint", "critic_optimizer", "env", "evaluation", "forward", "mesh",
-    "model", "plan", "reward", "rollout", "rollout_mesh", "rows", "sampler", "seed", "sft", "steps", "writers",
+    "actor_optimizer", "algorithm", "checkpoint", "collapse", "critic_optimizer", "env", "evaluation", "forward",
+    "mesh", "model", "plan", "reward", "rollout", "rollout_mesh", "rows", "sampler", "seed", "sft", "steps", "writers",
 )  # fmt: skip
 
 
@@ -176,7 +178,19 @@ def run_settings(config: Mapping[str, Any]) -> RunSettings:
     sampler = build(SamplerSettings, config["sampler"], "config.sampler")
     rows = build(RowSettings, config.get("rows", {}), "config.rows")
     env = _env_settings(config["env"])
-    updates = config["steps"] * algorithm.epochs * algorithm.num_minibatches
+    # The policy makes no step while the critic learns alone: each schedule ends with the last step of its own model.
+    steps, per_step = config["steps"], algorithm.epochs * algorithm.num_minibatches
+    updates = {
+        "actor": max(steps - algorithm.critic_warmup_steps, min(steps, 1)) * per_step,
+        "critic": steps * per_step,
+    }
+    collapse = build(CollapseSettings, config.get("collapse", {}), "config.collapse")
+    writers = tuple(config.get("writers", ("jsonl", "console")))
+    if collapse.stop_on_collapse and "jsonl" not in writers:
+        raise UserError(
+            f"config.collapse.stop_on_collapse=True with writers={writers}: needs 'jsonl' among them (a continued run "
+            "reads its history from there)"
+        )
     critic = config.get("critic_optimizer")
     return RunSettings(
         seed=config["seed"],
@@ -191,17 +205,28 @@ def run_settings(config: Mapping[str, Any]) -> RunSettings:
             algorithm=algorithm,
             forward=build(ForwardSettings, config.get("forward", {}), "config.forward"),
         ),
-        actor_optimizer=_optimizer(config.get("actor_optimizer", {}), "config.actor_optimizer", updates),
-        critic_optimizer=_optimizer(critic or {}, "config.critic_optimizer", updates) if algorithm.has_critic else None,
+        actor_optimizer=_optimizer(config.get("actor_optimizer", {}), "config.actor_optimizer", updates["actor"]),
+        critic_optimizer=(
+            _optimizer(critic or {}, "config.critic_optimizer", updates["critic"]) if algorithm.has_critic else None
+        ),
         evaluation=build(EvaluationSettings, config.get("evaluation", {}), "config.evaluation"),
-        reward=build(RewardSettings, config.get("reward", {}), "config.reward").resolved(rollout.max_turn_tokens),
+        reward=_reward_settings(config.get("reward", {})).resolved(rollout.max_turn_tokens),
+        collapse=collapse,
         checkpoint=build(CheckpointSettings, config.get("checkpoint", {}), "config.checkpoint"),
-        writers=tuple(config.get("writers", ("jsonl", "console"))),
+        writers=writers,
         sft=sft_settings(config.get("sft", {"steps": 0})),
         mesh=build(MeshSettings, config.get("mesh", {}), "config.mesh"),
         rollout_mesh=build(RolloutMeshSettings, config.get("rollout_mesh", {}), "config.rollout_mesh"),
         plan=build(PlanSettings, config.get("plan", {}), "config.plan"),
     )
+
+
+def _reward_settings(section: Mapping[str, Any]) -> RewardSettings:
+    """The terms that have a weight."""
+    section = dict(section)
+    if "terms" in section:
+        section["terms"] = {name: weight for name, weight in section["terms"].items() if weight is not None}
+    return build(RewardSettings, section, "config.reward")
 
 
 def _env_settings(section: Mapping[str, Any]) -> EnvSettings:
@@ -215,8 +240,8 @@ def _env_settings(section: Mapping[str, Any]) -> EnvSettings:
 def _optimizer(section: Mapping[str, Any], name: str, updates: int) -> OptimizerConfig:
     if section.get("total_steps", 0) not in (0, updates):
         raise UserError(
-            f"{name}.total_steps={section['total_steps']} is computed (steps * epochs * num_minibatches = {updates}); "
-            "leave it at 0"
+            f"{name}.total_steps={section['total_steps']} is computed (steps * epochs * num_minibatches = {updates}, "
+            "for the actor without algorithm.critic_warmup_steps); leave it at 0"
         )
     return build(OptimizerConfig, {**section, "total_steps": updates}, name)
 

@@ -14,6 +14,10 @@ from turnppo_jax.kernels.checks import as_float, check_choice, check_shapes
 
 POOLINGS = ("product", "geometric_mean")
 
+# Log-ratios are clamped to this before exp, so that a ratio stays finite in float32 (exp(20) = 4.9e8); the same
+# number as verl's.
+LOG_RATIO_LIMIT = 20.0
+
 
 def sum_by_turn(x: Any, turn_ids: Any, num_turns: int) -> jax.Array:
     """Sums `x` over the tokens of each turn.
@@ -100,3 +104,55 @@ def turn_log_ratios(
         return summed
     counts = sum_by_turn(jnp.ones(np.shape(turn_ids), summed.dtype), turn_ids, num_turns)
     return summed / jnp.maximum(counts, 1.0)
+
+
+def ratio_of(log_ratio: jax.Array) -> jax.Array:
+    """The ratio of a log-ratio clamped to ±20, so that it stays finite in float32."""
+    return jnp.exp(jnp.clip(log_ratio, -LOG_RATIO_LIMIT, LOG_RATIO_LIMIT))
+
+
+def sequences_of_turns(trajectory_ids: Any) -> jax.Array:
+    """[B, K] int32: the first turn of the row that belongs to the same trajectory; -1 where the id is negative.
+
+    An index of the row's trajectories that is below K, whatever numbers they have.
+
+    Args:
+      trajectory_ids: [B, K] int; negative ids are no turns.
+    """
+    ids = jnp.asarray(trajectory_ids)
+    same = ids[..., :, None] == ids[..., None, :]
+    return jnp.where(ids >= 0, jnp.argmax(same, axis=-1).astype(jnp.int32), -1)
+
+
+def sequence_ids(turn_ids: Any, trajectory_ids: Any) -> jax.Array:
+    """[B, T] int32: the trajectory of each sampled token as an index of its row, to stand where `turn_ids` stand.
+
+    With these ids a ratio of turns is one of whole trajectories: that of GSPO (arXiv 2507.18071).
+
+    Args:
+      turn_ids: [B, T] int32, -1 off the sampled tokens.
+      trajectory_ids: [B, K] int; negative ids are no turns.
+    """
+    return broadcast_turns(sequences_of_turns(trajectory_ids) + 1, turn_ids) - 1
+
+
+def sum_by_trajectory(x: Any, trajectory_ids: Any) -> jax.Array:
+    """Gives every turn the sum of `x` over all turns of its trajectory, in whatever rows they are.
+
+    Args:
+      x: [B, K] numbers; anything where the id is negative.
+      trajectory_ids: [B, K] int; negative ids do not count.
+
+    Returns:
+      [B, K] float32; 0 where the id is negative.
+
+    Raises:
+      ValueError: the shapes differ.
+    """
+    check_shapes("sum_by_trajectory", "x", np.shape(x), trajectory_ids=trajectory_ids)
+    ids, x = jnp.asarray(trajectory_ids), as_float(x)
+    counts = ids >= 0
+    # Ids are whatever the caller has; their rank among the ids present is below B K whatever they are.
+    owner = jnp.unique(jnp.where(counts, ids, -1).reshape(-1), return_inverse=True, size=ids.size)[1].reshape(-1)
+    total = jax.ops.segment_sum(jnp.where(counts, x, 0.0).reshape(-1), owner, num_segments=ids.size)
+    return jnp.where(counts, total[owner].reshape(ids.shape), 0.0)

@@ -13,11 +13,13 @@ from jax.sharding import Mesh
 
 from turnppo_jax.models.critic import ValueHead, bind_critic
 from turnppo_jax.models.sizes import ModelSizes
-from turnppo_jax.training import advantages as tables
-from turnppo_jax.training import forward
+from turnppo_jax.training import advantages, forward
+from turnppo_jax.training import rollout_table as tables
 from turnppo_jax.training.algorithm import AlgorithmConfig
 from turnppo_jax.training.batching import BatchShape
 from turnppo_jax.training.forward import LearnerSettings
+from turnppo_jax.training.mismatch import mismatch_sums
+from turnppo_jax.training.sums import empty_sampler_sums, join_sums, sampler_sums
 
 
 def make_actor_score(sizes: ModelSizes, mesh: Mesh, settings: LearnerSettings, *, reference: bool = False) -> Callable:
@@ -25,16 +27,15 @@ def make_actor_score(sizes: ModelSizes, mesh: Mesh, settings: LearnerSettings, *
 
     Returns:
       jitted (params, value_head | None, batch, num_micro, temperature) -> dict: logprobs [B, A] float32, and for the
-      policy the sums entropy_sum, gap_sum, num_tokens and the maximum gap_max over sampled tokens (gap is
-      |behavior − logprobs|); with a value head also values ([B, K] or [B, A] by the advantage's level) and
-      bootstrap [B, K].
+      policy the sums of `sums.sampler_sums` and `mismatch.mismatch_sums` over sampled tokens; with a value head also
+      values ([B, K] or [B, A] by the advantage's level) and bootstrap [B, K].
     """
     shape, cfg = settings.shape, settings.algorithm
 
     def score(params, value_head, batch, num_micro, temperature):
         out = {"logprobs": jnp.zeros((shape.rows, shape.sampled), jnp.float32)}
         if not reference:
-            out |= {name: jnp.zeros((), jnp.float32) for name in ("entropy_sum", "gap_sum", "gap_max", "num_tokens")}
+            out |= empty_sampler_sums(shape.max_turns)
         if value_head is not None:
             out |= _value_buffers(shape, cfg)
 
@@ -49,9 +50,15 @@ def make_actor_score(sizes: ModelSizes, mesh: Mesh, settings: LearnerSettings, *
                 head = ValueHead(value_head["value_head"])
                 new["values"], new["bootstrap"] = forward.read_values(head, hidden, micro, level=cfg.advantage_level)
             out = out | {name: _put(out[name], x, index) for name, x in new.items()}
-            return out if reference else out | forward.add_sampler_sums(out, logprobs, entropy, micro)
+            if reference:
+                return out
+            return out | join_sums(out, sampler_sums(logprobs, entropy, micro, shape.max_turns))
 
-        return jax.lax.fori_loop(0, num_micro, body, out)
+        out = jax.lax.fori_loop(0, num_micro, body, out)
+        if reference:
+            return out
+        turn_ids, behavior = tables.compact_turn_ids(batch), forward.behavior_logprobs(batch)
+        return out | mismatch_sums(out["logprobs"], behavior, turn_ids, batch.trajectory_ids, cfg)
 
     return jax.jit(score)
 
@@ -86,13 +93,17 @@ def make_collect(settings: LearnerSettings) -> Callable:
     """Adds one minibatch to the rollout's table.
 
     Returns:
-      jitted (table, batch, scored_batch, scored | None) -> table; `scored` holds values and bootstrap on the rows of
-      `scored_batch`.
+      jitted (table, batch, scored_batch, scored | None, old_logprobs | None, ref_logprobs | None) -> table; `scored`
+      holds values and bootstrap on the rows of `scored_batch`. The log-probs [B, A], on the rows of `batch`, are read
+      for a KL term in the reward; where the old ones are None they are those of the sampler.
     """
     cfg = settings.algorithm
 
-    def collect(table, batch, scored_batch, scored):
+    def collect(table, batch, scored_batch, scored, old_logprobs=None, ref_logprobs=None):
         table = tables.add_minibatch(table, batch, cfg)
+        if cfg.kl_in_reward:
+            old = forward.behavior_logprobs(batch) if old_logprobs is None else old_logprobs
+            table = tables.add_kl(table, batch, old, ref_logprobs, cfg)
         if scored is None:
             return table
         return tables.add_values(table, scored_batch, scored["values"], scored["bootstrap"], cfg)
@@ -101,8 +112,8 @@ def make_collect(settings: LearnerSettings) -> Callable:
 
 
 def make_estimate(settings: LearnerSettings) -> Callable:
-    """Jitted (table, scores [M], group_ids [M], key) -> Advantages; see `advantages.estimate`."""
-    return jax.jit(functools.partial(tables.estimate, cfg=settings.algorithm))
+    """Jitted (table, TrajectoryFacts, key) -> Advantages; see `advantages.estimate`."""
+    return jax.jit(functools.partial(advantages.estimate, cfg=settings.algorithm))
 
 
 def _value_buffers(shape: BatchShape, cfg: AlgorithmConfig) -> dict[str, jax.Array]:

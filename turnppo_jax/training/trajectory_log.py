@@ -61,8 +61,24 @@ def write_trajectories(
     return path
 
 
+def write_played(path: str | os.PathLike, step: int, played: Mapping[str, Sequence[Trajectory]]) -> None:
+    """Writes evaluated episodes in one move; each line also says how they were sampled.
+
+    Args:
+      path: of the file.
+      step: of the policy.
+      played: trajectories by the way of sampling, "temperature 1" or "greedy".
+    """
+    records = [
+        _record(step, trajectory, None, None) | {"sampling": sampling}
+        for sampling, trajectories in played.items()
+        for trajectory in trajectories
+    ]
+    write_atomically(path, "".join(dumps(record) + "\n" for record in records).encode("ascii"))
+
+
 def read_trajectories(path: str | os.PathLike) -> list[dict[str, Any]]:
-    """The records of a file that `write_trajectories` wrote."""
+    """The records of a file that `write_trajectories` or `write_played` wrote."""
     return read_jsonl(path)
 
 

@@ -18,13 +18,15 @@ from turnppo_jax import kernels
 from turnppo_jax.models.critic import ValueHead, bind_critic
 from turnppo_jax.models.sizes import ModelSizes
 from turnppo_jax.parallel.sharding import shardings
-from turnppo_jax.training import advantages as tables
-from turnppo_jax.training import forward
-from turnppo_jax.training.advantages import Advantages, RolloutTable
+from turnppo_jax.training import forward, mismatch
+from turnppo_jax.training import rollout_table as tables
+from turnppo_jax.training.advantages import Advantages
 from turnppo_jax.training.algorithm import AlgorithmConfig
 from turnppo_jax.training.batching import BatchShape
 from turnppo_jax.training.forward import LearnerSettings
 from turnppo_jax.training.optimizer import ModelState, apply_gradients
+from turnppo_jax.training.rollout_table import RolloutTable
+from turnppo_jax.training.sums import join_sums, log_ratio_sums, sampler_sums
 from turnppo_jax.types import TrajectoryBatch
 
 # Means that the losses return and the count that each is a mean over.
@@ -32,6 +34,9 @@ _POLICY_COUNTS = {
     "clip_fraction_turn": "num_turns",
     "turn_log_ratio_mean": "num_turns",
     "turn_log_ratio_square_mean": "num_turns",
+    "clip_fraction_sequence": "num_sequences",
+    "sequence_log_ratio_mean": "num_sequences",
+    "sequence_log_ratio_square_mean": "num_sequences",
     "clip_fraction_token": "num_tokens",
     "approx_kl": "num_tokens",
     "clip_fraction_positive": "num_entries",
@@ -52,13 +57,14 @@ def make_actor_update(
 
     Returns:
       jitted (state, head_state | None, batch, estimated, table, old_logprobs | None, ref_logprobs | None,
-      num_micro, temperature) -> (state, head_state, sums). Both states are donated. `old_logprobs` [B, A] is None
-      where the update's own forward pass gives them. `sums` is a dict of float32 scalars to be added over
+      num_micro, temperature, success | None) -> (state, head_state, sums). Both states are donated. `old_logprobs`
+      [B, A] is None where the update's own forward pass or the sampler gives them, `ref_logprobs` without a KL term
+      in the loss, `success` [M] bool without an imitation term. `sums` is a dict of float32 scalars to be added over
       updates (names that end in _max: the maximum); all 0 where the step was skipped, but for `applied`.
     """
     shape, cfg = settings.shape, settings.algorithm
     with_entropy = cfg.entropy_coef > 0 or not settings.scores_actor
-    needs_token_weights = cfg.entropy_coef > 0 or cfg.kl_coef > 0
+    needs_token_weights = cfg.entropy_coef > 0 or cfg.kl_in_loss
 
     def loss_of(trained, micro, entries, temperature):
         params, head_params = trained
@@ -70,35 +76,51 @@ def make_actor_update(
         old = entries.get("old_logprobs")
         if old is None:
             old = behavior if cfg.old_logprobs == "behavior" else jax.lax.stop_gradient(logprobs)
-        weights = entries["weights"]
-        if cfg.importance_cap is not None:
-            weights = weights * _importance(old, behavior, entries["turn_ids"], micro, cfg)
+        importance = entries.get("importance")
+        if cfg.importance_level is not None and importance is None:
+            importance = mismatch.importance(old, behavior, entries["turn_ids"], micro.trajectory_ids, cfg)
         loss, metrics = kernels.policy_loss(
             logprobs,
             old,
             entries["turn_ids"],
             entries["advantages"],
-            weights,
+            entries["weights"],
             ratio_level=cfg.ratio_level,
             advantage_level=cfg.advantage_level,
             ratio_pooling=cfg.ratio_pooling,
             clip_low=cfg.clip_low,
             clip_high=cfg.clip_high,
             dual_clip=cfg.dual_clip,
+            objective=cfg.objective,
+            importance=importance,
+            trajectory_ids=micro.trajectory_ids,
             num_turns=shape.turns,
         )
         sums = {"policy_loss": loss} | _as_sums(metrics, _POLICY_COUNTS)
-        sums["turn_log_ratio_max"] = metrics["turn_log_ratio_max"]
-        if cfg.kl_coef > 0:
-            mask = entries["turn_ids"] >= 0
-            kl = kernels.kl_penalty(logprobs, entries["ref_logprobs"], mask, kind=cfg.kl_kind)
+        sums |= {name: metrics[name] for name in ("turn_log_ratio_max", "clip_bias")}
+        sums |= log_ratio_sums(logprobs, old, entries["turn_ids"], micro, shape.max_turns)
+        if cfg.kl_in_loss:
+            kl = kernels.kl_penalty(
+                logprobs,
+                entries["ref_logprobs"],
+                entries["turn_ids"] >= 0,
+                kind=cfg.kl_kind,
+                straight_through=cfg.kl_straight_through,
+            )
             loss = loss + cfg.kl_coef * jnp.sum(entries["token_weights"] * kl)
             sums["ref_kl"] = jnp.sum(kl)
         if cfg.entropy_coef > 0:
             loss = loss - cfg.entropy_coef * jnp.sum(entries["token_weights"] * entropy)
+        if cfg.imitation_coef > 0:
+            imitated = entries["imitation_weights"]
+            loss = loss - cfg.imitation_coef * jnp.sum(imitated * logprobs)
+            sums["imitation_logprob"] = kernels.masked_sum(logprobs, imitated > 0)
+            sums["imitation_tokens"] = jnp.sum(imitated > 0).astype(jnp.float32)
+        if not settings.scores_actor:
+            sums |= mismatch.mismatch_sums(logprobs, behavior, entries["turn_ids"], micro.trajectory_ids, cfg)
         if with_entropy:
-            zeros = {"entropy_sum": 0.0, "gap_sum": 0.0, "gap_max": 0.0}
-            sums |= forward.add_sampler_sums(zeros, jax.lax.stop_gradient(logprobs), entropy, micro, count=False)
+            # The tokens that the loss counts keep their number: those of weight 0 are none of it.
+            sums = sampler_sums(jax.lax.stop_gradient(logprobs), entropy, micro, shape.max_turns) | sums
         if head_params is not None:
             read_from = forward.scale_gradient(hidden, cfg.value_loss_coef)
             values, _ = forward.read_values(
@@ -109,7 +131,9 @@ def make_actor_update(
             sums |= value_sums
         return loss, sums
 
-    def update(state, head_state, batch, estimated, table, old_logprobs, ref_logprobs, num_micro, temperature):
+    def update(
+        state, head_state, batch, estimated, table, old_logprobs, ref_logprobs, num_micro, temperature, success=None
+    ):
         turn_ids = tables.compact_turn_ids(batch)
         where = tables.entry_index(batch, shape.max_turns, cfg)
         weights = functools.partial(
@@ -128,7 +152,12 @@ def make_actor_update(
             entries["token_weights"] = weights(level="token")
         if old_logprobs is not None:
             entries["old_logprobs"] = old_logprobs
-        if cfg.kl_coef > 0:
+        if old_logprobs is not None and cfg.importance_level is not None:
+            behavior = forward.behavior_logprobs(batch)
+            entries["importance"] = mismatch.importance(old_logprobs, behavior, turn_ids, batch.trajectory_ids, cfg)
+        if cfg.imitation_coef > 0:
+            entries["imitation_weights"] = _imitation_weights(turn_ids, batch, success)
+        if cfg.kl_in_loss:
             entries["ref_logprobs"] = ref_logprobs
         if head_state is not None:
             entries |= _value_entries(estimated, table, where, cfg)
@@ -136,6 +165,9 @@ def make_actor_update(
         loss, grads, sums = _accumulate(
             functools.partial(loss_of, temperature=temperature), trained, batch, entries, num_micro, shape, mesh
         )
+        if cfg.clip_bias_correction:
+            sums["clip_bias_scale"] = kernels.clip_bias_scale(sums["clip_bias"])
+            grads = jax.tree.map(lambda g: g * sums["clip_bias_scale"], grads[0]), grads[1]
         state, metrics = _step(optimizer, state, grads[0], loss, mesh)
         sums = _keep_if(metrics["applied"], sums) | _optimizer_sums(metrics, "actor")
         if head_state is not None:
@@ -193,15 +225,10 @@ def _accumulate(
         (more, more_sums), new = grad_of(params, *slice_at(index))
         grads = jax.tree.map(lambda total, g: total + g.astype(jnp.float32), grads, new)
         grads = jax.lax.with_sharding_constraint(grads, place)
-        return loss + more, grads, _join(sums, more_sums)
+        return loss + more, grads, join_sums(sums, more_sums)
 
     start = jnp.zeros((), jnp.float32), jax.tree.map(zeros, params), jax.tree.map(zeros, names)
     return jax.lax.fori_loop(0, num_micro, body, start)
-
-
-def _join(sums: dict[str, jax.Array], more: dict[str, jax.Array]) -> dict[str, jax.Array]:
-    """Sums added; of maxima the larger one."""
-    return {name: jnp.maximum(sums[name], x) if name.endswith("_max") else sums[name] + x for name, x in more.items()}
 
 
 def _step(
@@ -227,7 +254,8 @@ def _optimizer_sums(metrics: dict[str, jax.Array], model: str) -> dict[str, jax.
 
 
 def _as_sums(metrics: dict[str, jax.Array], counts: dict[str, str]) -> dict[str, jax.Array]:
-    """Means times their counts, and the counts."""
+    """Means times their counts, and the counts; of those that there are."""
+    counts = {name: count for name, count in counts.items() if name in metrics}
     sums = {name: metrics[name] * metrics[count] for name, count in counts.items()}
     return sums | {count: metrics[count] for count in set(counts.values())}
 
@@ -241,23 +269,18 @@ def _value_entries(estimated: Advantages, table: RolloutTable, where: Any, cfg: 
 
 
 def _value_loss(values: jax.Array, entries: dict, cfg: AlgorithmConfig) -> tuple[jax.Array, dict[str, jax.Array]]:
-    loss, metrics = kernels.value_loss(
-        values, entries["old_values"], entries["targets"], entries["value_weights"], clip=cfg.value_clip
-    )
+    if cfg.value_loss_kind == "cross_entropy":
+        loss, metrics = kernels.value_cross_entropy(values, entries["targets"], entries["value_weights"])
+    else:
+        loss, metrics = kernels.value_loss(
+            values, entries["old_values"], entries["targets"], entries["value_weights"], clip=cfg.value_clip
+        )
     sums = {f"value_{name}": x for name, x in _as_sums(metrics, _VALUE_COUNTS).items()}
     return loss, {"value_loss": loss} | sums
 
 
-def _importance(
-    old: jax.Array, behavior: jax.Array, turn_ids: jax.Array, micro: TrajectoryBatch, cfg: AlgorithmConfig
-) -> jax.Array:
-    """min(exp(old − behavior), cap) at the level of the loss, from the log-ratio of the level of the ratio."""
-    num_turns = micro.turn_mask.shape[1]
-    if cfg.ratio_level == "turn":
-        log_ratio = kernels.turn_log_ratios(old, behavior, turn_ids, num_turns, pooling=cfg.ratio_pooling)
-        if cfg.loss_level == "token":
-            log_ratio = kernels.broadcast_turns(log_ratio, turn_ids)
-    else:
-        log_ratio = jnp.where(turn_ids >= 0, old - behavior, 0.0)
-    # The logarithm of the cap bounds exp from above before it is taken.
-    return jax.lax.stop_gradient(jnp.exp(jnp.minimum(log_ratio, jnp.log(cfg.importance_cap))))
+def _imitation_weights(turn_ids: jax.Array, batch: TrajectoryBatch, success: jax.Array) -> jax.Array:
+    """[B, A]: 1 / n at the n sampled tokens of the minibatch's successful trajectories, 0 elsewhere."""
+    lines = batch.trajectory_ids
+    succeeded = batch.turn_mask & (lines >= 0) & jnp.asarray(success).astype(bool)[jnp.maximum(lines, 0)]
+    return kernels.loss_weights(turn_ids, succeeded, level="token", normalizer="tokens", trajectory_ids=lines)
