@@ -31,8 +31,8 @@ def chat():
     return Chat(build_tokenizer())
 
 
-def collector(chat, env=COUNTING, limits=LIMITS, lockstep=False, sampler=None, **kwargs):
-    settings = EnvSettings(env, tuple(sorted(kwargs.items())), num_workers=0)
+def collector(chat, env=COUNTING, limits=LIMITS, lockstep=False, sampler=None, num_workers=0, **kwargs):
+    settings = EnvSettings(env, tuple(sorted(kwargs.items())), num_workers=num_workers)
     return Collector(sampler or ContextSampler(chat), chat, settings, limits, lockstep=lockstep)
 
 
@@ -97,15 +97,18 @@ def test_branch_values_are_the_means_of_returns_that_a_plain_loop_plays(chat):
     assert metrics["rollout/branch_missing_values"] == 0
 
 
-def test_a_value_depends_neither_on_the_other_states_nor_on_the_slots(chat):
+def test_a_value_depends_neither_on_the_other_states_nor_on_slots_and_workers(chat):
     with collector(chat) as players:
         trajectories = rollout(players)
         whole, _ = branches(players, trajectories)
         some, _ = branches(players, [trajectories[4], trajectories[1]])
     with collector(chat, sampler=ContextSampler(chat, num_slots=1)) as players:
         alone, _ = branches(players, trajectories)
+    with collector(chat, num_workers=2) as players:
+        elsewhere, _ = branches(players, trajectories)
     np.testing.assert_array_equal(some, whole[[4, 1]])
     np.testing.assert_array_equal(alone, whole)
+    np.testing.assert_array_equal(elsewhere, whole)
 
 
 def test_hand_checked_values_of_a_policy_that_is_always_right(chat, monkeypatch):

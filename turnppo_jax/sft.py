@@ -67,9 +67,7 @@ def warm_up(
     if is_first():
         print(f"sft: {last['sft/demonstrations']} demonstrations, {last['sft/dropped']} longer than a row left out")
         if last["sft/retokenised"]:
-            print(
-                f"sft: {last['sft/retokenised']} conversations in other tokens than were sampled: their text has others"
-            )
+            print(f"sft: {last['sft/retokenised']} conversations whose text encodes to other tokens than were sampled")
     return dataclasses.replace(policy, params=params)
 
 
