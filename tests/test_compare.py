@@ -260,6 +260,8 @@ def test_other_evaluation_seeds_are_refused_and_lesser_differences_said():
 
     with pytest.raises(UserError, match=r"evaluation.num_seeds differs: arm 'a' has 2, arm 'b' has 3"):
         arms.check_comparable({"a": CONFIG, "b": changed(num_seeds=3)})
+    with pytest.raises(UserError, match=r"arm 'b': writers=.*needs 'jsonl' among them"):
+        arms.check_comparable({"a": CONFIG, "b": CONFIG | {"writers": ["console"]}})
     with pytest.raises(UserError, match=r"env.id differs"):
         arms.check_comparable({"a": CONFIG, "b": CONFIG | {"env": {"id": "other"}}})
     (remark,) = arms.check_comparable(

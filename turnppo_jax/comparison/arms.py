@@ -173,10 +173,13 @@ def check_comparable(configs: Mapping[str, Mapping[str, Any]]) -> list[str]:
       Remarks on what makes the arms less comparable, for the table.
 
     Raises:
-      UserError: another environment, or other evaluation seeds or sampling than the first arm.
+      UserError: another environment, other evaluation seeds or sampling than the first arm, or no metrics file.
     """
     (first, reference), *others = configs.items()
     remarks = []
+    for name, config in configs.items():
+        if "jsonl" not in config.get("writers", ("jsonl",)):
+            raise UserError(f"arm {name!r}: writers={config['writers']}: needs 'jsonl' among them, which is read here")
     for name, config in others:
         for field in ("env.id", *_EVALUATED):
             here, there = field_of(config, field), field_of(reference, field)
