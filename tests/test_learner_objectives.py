@@ -44,11 +44,11 @@ def some_succeed():
     return trajectories
 
 
-def group_advantages(scores, trajectories):
-    """(score − mean) / sample deviation, by group."""
+def group_advantages(scores, trajectories, scale=True):
+    """(score − mean) / sample deviation, by group; of two members the scale hides by how much the scores differ."""
     groups, scores = np.array([t.group for t in trajectories]), np.asarray(scores, np.float64)
     members = [scores[groups == group] for group in groups]
-    return np.array([(score - own.mean()) / own.std(ddof=1) for score, own in zip(scores, members)])
+    return np.array([(score - own.mean()) / (own.std(ddof=1) if scale else 1) for score, own in zip(scores, members)])
 
 
 def every_token(trajectories):
@@ -171,7 +171,7 @@ def test_kl_in_the_reward_and_weights_of_whole_trajectories_over_window_rows():
     """Every turn is a row: penalties, scores and importance weights are those of the trajectory all the same."""
     trajectories = make_trajectories(2, window=True)
     subject = make_learner(
-        estimator="group", group_size=2, whitening="none", kl_coef=0.2, kl_placement="reward",
+        estimator="group", group_size=2, group_scale="none", whitening="none", kl_coef=0.2, kl_placement="reward",
         importance_level="sequence", importance_low=0.6, importance_high=1.4, objective="cispo", dual_clip=None,
         actor=NO_CLIP, critic=None,
     )  # fmt: skip
@@ -187,7 +187,7 @@ def test_kl_in_the_reward_and_weights_of_whole_trajectories_over_window_rows():
         scores[m] += turn.reward - 0.2 * kl[row, columns].sum()
         log_ratio[m] += np.sum(old[row, columns] - turn.behavior_logprobs)
         tokens[m] += len(columns)
-    advantages, ratios = group_advantages(scores, trajectories), np.exp(log_ratio)
+    advantages, ratios = group_advantages(scores, trajectories, scale=False), np.exp(log_ratio)
     weights = np.clip(ratios, 0.6, 1.4)
     slope, loss = np.zeros(old.shape), 0.0
     for row, (m, _) in enumerate(turns):

@@ -11,6 +11,7 @@ from typing import Any
 
 def get_spec(argument: str = "") -> dict[str, Any]:
     """The arms; `argument` is that of configs/paper/webshop.py without `algo` and `thinking`."""
+    path, rest = "configs/paper/webshop.py", [argument] if argument else []
     return {
         "seeds": [0, 1, 2],
         "metric": "eval/webshop-ragen/score_mean",
