@@ -3,7 +3,7 @@ r"""Command: runs a set of arms with several seeds and compares them honestly; o
     python -m turnppo_jax.compare --out=DIR --seeds=0,1,2 \
         --runs='turn_ppo=configs/quickstart.py:algo=turn_ppo' \
         --runs='grpo=configs/quickstart.py:algo=grpo;actor_optimizer.learning_rate=3e-4' --overrides=evaluation.every=10
-    python -m turnppo_jax.compare --out=DIR --spec=FILE.json                      (see `comparison.arms.read_spec`)
+    python -m turnppo_jax.compare --out=DIR --spec=configs/ablations/NAME.py      (see `comparison.arms.read_spec`)
     python -m turnppo_jax.compare --trajectories A B [--step=N] [--html=FILE]     (files or run directories)
 
 Every run is `python -m turnppo_jax.train` in DIR/<arm>/seed<k>: the same command continues what was interrupted, and a
@@ -26,7 +26,9 @@ from turnppo_jax.comparison.comparing import run_and_compare
 from turnppo_jax.training.json_lines import write_atomically
 
 _RUNS = flags.DEFINE_multi_string("runs", [], "NAME=CONFIG.py[:ARGUMENT][;field=value]...; the first is the reference.")
-_SPEC = flags.DEFINE_string("spec", None, "A JSON file with arms, seeds and the rest, in place of --runs.")
+_SPEC = flags.DEFINE_string(
+    "spec", None, "FILE.py[:ARGUMENT] or FILE.json, in place of --runs."
+)
 _OVERRIDES = flags.DEFINE_multi_string("overrides", [], "field=value for all arms of --runs.")
 _SEEDS = flags.DEFINE_list("seeds", None, "Seeds of the runs, with commas; default 0,1,2.")
 _METRIC = flags.DEFINE_string("metric", None, "What is compared; default the evaluated success rate.")

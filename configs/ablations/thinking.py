@@ -16,9 +16,7 @@ def get_spec(argument: str = "") -> dict[str, Any]:
         "seeds": [0, 1, 2],
         "metric": "eval/webshop-ragen/score_mean",
         "arms": {
-            f"{algo}-thinking_{thinking}": f"configs/paper/webshop.py:algo={algo},thinking={thinking},{argument}".rstrip(
-                ","
-            )
+            f"{algo}-thinking_{thinking}": ",".join([f"{path}:algo={algo}", f"thinking={thinking}", *rest])
             for thinking in ("on", "off")
             for algo in ("turn_ppo", "token_ppo")
         },

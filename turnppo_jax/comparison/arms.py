@@ -4,6 +4,7 @@ import dataclasses
 import json
 import pathlib
 import re
+import runpy
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -120,7 +121,7 @@ def parse_arm(text: str, shared: Iterable[tuple[str, str]] = ()) -> Arm:
 
 
 def read_spec(path: str | pathlib.Path) -> dict[str, Any]:
-    """The fields of a `Comparison` from a JSON file.
+    """The fields of a `Comparison` from "FILE.json", or "FILE.py[:ARGUMENT]" with a function `get_spec(argument)`.
 
         {"seeds": [0, 1, 2], "metric": "eval/sokoban/return_mean", "last": 3, "jobs": 1,
          "overrides": {"steps": 100},
@@ -130,12 +131,9 @@ def read_spec(path: str | pathlib.Path) -> dict[str, Any]:
     Only "arms" is needed; "overrides" beside it are those of all arms.
 
     Raises:
-      UserError: no JSON, or a field that is unknown or of the wrong kind.
+      UserError: no such file, no JSON, no `get_spec`, or a field that is unknown or of the wrong kind.
     """
-    try:
-        spec = json.loads(pathlib.Path(path).read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise UserError(f"{path} is no JSON: {error}") from None
+    spec = _load_spec(str(path))
     known = {"arms": dict, "overrides": dict, "seeds": list, "metric": str, "last": int, "jobs": int}
     if not isinstance(spec, dict) or "arms" not in spec:
         raise UserError(f"{path}: needs an object with the field 'arms'; known: {', '.join(known)}")
@@ -156,6 +154,24 @@ def read_spec(path: str | pathlib.Path) -> dict[str, Any]:
             raise UserError(f"{path}: seeds={spec['seeds']!r}: needs whole numbers")
         spec["seeds"] = tuple(spec["seeds"])
     return spec | {"arms": tuple(arms)}
+
+
+def _load_spec(path: str) -> Any:
+    file, _, argument = path.partition(":")
+    if not pathlib.Path(file).is_file():
+        raise UserError(f"--spec: no file {file!r}")
+    if file.endswith(".py"):
+        make = runpy.run_path(file).get("get_spec")
+        if make is None:
+            raise UserError(f"{file}: has no function get_spec(argument)")
+        try:
+            return make(argument)
+        except ValueError as error:
+            raise UserError(f"{path}: {error}") from None
+    try:
+        return json.loads(pathlib.Path(path).read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise UserError(f"{path} is no JSON: {error}") from None
 
 
 def parse_changes(texts: Iterable[str]) -> tuple[tuple[str, str], ...]:
