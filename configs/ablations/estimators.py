@@ -4,10 +4,11 @@
     python -m turnppo_jax.compare --spec=configs/ablations/estimators.py:tune=turn_ppo --out=DIR
 
 Four arms with equal numbers of trajectories (128 a step), of updates a rollout (4) and one warm start a seed: GRPO
-(8 rooms of 16), token PPO, turn PPO, and turn advantages with the ratio per token. Reward on its own turn, dual clip 3
-and the alarms of `turnppo_jax.training.collapse` are the same for all; a run counts with the mean of its last three
-evaluations, 1,024 episodes on the same 256 held-out rooms. `tune=ARM` runs one arm with the three actor rates that each
-arm's own was chosen from, on a seed that the comparison does not have.
+(8 rooms of 16), token PPO, turn PPO, and turn advantages with the ratio per token. Reward on its own turn and dual clip
+3 are the same for all, and so is the end of a crash: a run stops at the first alarm of `turnppo_jax.training.collapse`,
+and its last evaluations are carried forward. A run counts with the mean of its last three evaluations, 1,024 episodes
+on the same 256 held-out rooms. `tune=ARM` runs one arm for 40 steps with each of the three actor rates that its own was
+chosen from, on a seed that the comparison does not have; the critic's rate is 1e-3 everywhere.
 """
 
 from typing import Any
@@ -31,9 +32,13 @@ def get_spec(argument: str = "") -> dict[str, Any]:
         overrides = {**changes, "actor_optimizer.learning_rate": rate}
         return {"config": f"configs/sokoban_thinking.py:algo={algo}", "overrides": overrides}
 
+    crash = {"collapse.stop_on_collapse": True}
     if not argument:
-        return {"seeds": [0, 1, 2], "last": 3, "arms": {name: arm(name, rate) for name, (*_, rate) in ARMS.items()}}
+        arms = {name: arm(name, rate) for name, (*_, rate) in ARMS.items()}
+        return {"seeds": [0, 1, 2], "last": 3, "overrides": crash, "arms": arms}
     option, _, name = argument.partition("=")
     if option != "tune" or name not in ARMS:
         raise ValueError(f"argument {argument!r}; allowed: tune=NAME with NAME in {', '.join(ARMS)}")
-    return {"seeds": [TUNING_SEED], "last": 1, "arms": {f"{name}-{rate:g}": arm(name, rate) for rate in RATES}}
+    shorter = {"steps": 40, "evaluation.every": 20}
+    arms = {f"{name}-{rate:g}": arm(name, rate) for rate in RATES}
+    return {"seeds": [TUNING_SEED], "last": 1, "overrides": crash | shorter, "arms": arms}
