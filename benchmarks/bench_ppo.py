@@ -18,11 +18,11 @@ from benchmarks.workload import CFG, Conversations, emit, make_model, prompts
 from turnppo_jax.models.critic import init_critic
 from turnppo_jax.parallel.mesh import make_mesh
 from turnppo_jax.rollout.sampler import Sampling
-from turnppo_jax.training.algorithm import algorithm_by_name
 from turnppo_jax.training.batching import BatchShape
 from turnppo_jax.training.forward import ForwardSettings, LearnerSettings
 from turnppo_jax.training.learner import Learner
 from turnppo_jax.training.optimizer import OptimizerConfig
+from turnppo_jax.training.presets import algorithm_by_name
 from turnppo_jax.types import Trajectory, Turn
 
 preset = sys.argv[1] if len(sys.argv) > 1 else "s8m"

@@ -11,11 +11,11 @@ baselines from the same parts.
 
 from ml_collections import ConfigDict
 
-from configs.sections import parse_algo, section, sft_section
+from configs.sections import algorithm_section, parse_algo, reward_section, section, sft_section
 from turnppo_jax.parallel.mesh import MeshSettings, RolloutMeshSettings
 from turnppo_jax.rollout.sampler import SamplerSettings
 from turnppo_jax.settings import CheckpointSettings, ModelSettings, RolloutSettings, RowSettings
-from turnppo_jax.training.algorithm import ALGORITHMS, AlgorithmConfig
+from turnppo_jax.training.collapse import CollapseSettings
 from turnppo_jax.training.evaluation import EvaluationSettings
 from turnppo_jax.training.forward import ForwardSettings
 from turnppo_jax.training.optimizer import OptimizerConfig
@@ -23,8 +23,9 @@ from turnppo_jax.training.optimizer import OptimizerConfig
 
 def get_config(argument: str = "") -> ConfigDict:
     """The config; `argument` is "" or "algo=NAME"."""
+    algo = parse_algo(argument)
     settings = {"num_minibatches": 2, "value_scale": 10.0, "normalizer": "tokens"}
-    algorithm = section(AlgorithmConfig, **settings | ALGORITHMS[parse_algo(argument)])
+    algorithm = algorithm_section(algo, **settings)
     config = ConfigDict()
     config.seed = 0
     config.steps = 110
@@ -57,5 +58,7 @@ def get_config(argument: str = "") -> ConfigDict:
         options={"noise": 0.0, "actions_per_turn": "random"}, remat="full",
     )  # fmt: skip
     config.evaluation = section(EvaluationSettings, num_seeds=256, samples=4, greedy=True)
+    config.reward = reward_section(algo)
+    config.collapse = section(CollapseSettings)
     config.checkpoint = section(CheckpointSettings, save_every=20)
     return config

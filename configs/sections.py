@@ -7,7 +7,9 @@ from typing import Any
 
 from ml_collections import ConfigDict, config_dict
 
-from turnppo_jax.training.algorithm import ALGORITHMS
+from turnppo_jax.training.algorithm import AlgorithmConfig
+from turnppo_jax.training.presets import ALGORITHMS, ALIASES, REWARD_TERMS
+from turnppo_jax.training.reward_terms import TERMS, RewardSettings
 from turnppo_jax.training.warm_start import SFT_DEFAULTS
 
 
@@ -19,9 +21,35 @@ def parse_algo(argument: str) -> str:
     """
     options = dict(part.partition("=")[::2] for part in argument.split(",") if part)
     algo = options.pop("algo", "turn_ppo")
+    algo = ALIASES.get(algo, algo)
     if options or algo not in ALGORITHMS:
-        raise ValueError(f"config argument {argument!r}: allowed: algo=NAME with NAME in {', '.join(ALGORITHMS)}")
+        known = ", ".join([*ALGORITHMS, *ALIASES])
+        raise ValueError(f"config argument {argument!r}: allowed: algo=NAME with NAME in {known}")
     return algo
+
+
+def algorithm_section(algo: str, *, group_size: int = 0, **values: Any) -> ConfigDict:
+    """`config.algorithm` of a preset.
+
+    Args:
+      algo: its name.
+      group_size: in place of the preset's, where that has groups; 0 leaves it.
+      **values: of the config; those that the preset names stand above them.
+    """
+    settings = values | ALGORITHMS[algo]
+    if group_size and settings.get("group_size", 1) > 1:
+        settings["group_size"] = group_size
+    return section(AlgorithmConfig, **settings)
+
+
+def reward_section(algo: str) -> ConfigDict:
+    """`config.reward` of a preset: the environment's reward, where the method does not ask for other terms.
+
+    Every known term has its field, so that a flag can give it a weight; one without a weight is none.
+    """
+    weights = dict.fromkeys(TERMS) | REWARD_TERMS.get(algo, {"environment": 1.0})
+    terms = {name: config_dict.placeholder(float) if weight is None else weight for name, weight in weights.items()}
+    return section(RewardSettings, terms=terms)
 
 
 def section(settings: type, **values: Any) -> ConfigDict:
@@ -48,7 +76,10 @@ def section(settings: type, **values: Any) -> ConfigDict:
 
 def sft_section(**values: Any) -> ConfigDict:
     """`config.sft` with every field."""
-    return ConfigDict(SFT_DEFAULTS | values)
+    out = ConfigDict(SFT_DEFAULTS | values)
+    if out.min_reward is None:
+        out.min_reward = config_dict.placeholder(float)  # so that a flag can set it
+    return out
 
 
 def _type_of(hint: Any) -> type:

@@ -11,11 +11,11 @@ in quickstart. SmolLM2-135M takes 9.5 minutes a step on one CPU core (19,000 tok
 
 from ml_collections import ConfigDict
 
-from configs.sections import parse_algo, section, sft_section
+from configs.sections import algorithm_section, parse_algo, reward_section, section, sft_section
 from turnppo_jax.parallel.mesh import MeshSettings, RolloutMeshSettings
 from turnppo_jax.rollout.sampler import SamplerSettings
 from turnppo_jax.settings import CheckpointSettings, ModelSettings, RolloutSettings, RowSettings
-from turnppo_jax.training.algorithm import ALGORITHMS, AlgorithmConfig
+from turnppo_jax.training.collapse import CollapseSettings
 from turnppo_jax.training.evaluation import EvaluationSettings
 from turnppo_jax.training.forward import ForwardSettings
 from turnppo_jax.training.optimizer import OptimizerConfig
@@ -23,7 +23,8 @@ from turnppo_jax.training.optimizer import OptimizerConfig
 
 def get_config(argument: str = "") -> ConfigDict:
     """The config; `argument` is "" or "algo=NAME"."""
-    algorithm = section(AlgorithmConfig, **{"num_minibatches": 4} | ALGORITHMS[parse_algo(argument)])
+    algo = parse_algo(argument)
+    algorithm = algorithm_section(algo, num_minibatches=4)
     config = ConfigDict()
     config.seed = 0
     config.steps = 200
@@ -55,5 +56,7 @@ def get_config(argument: str = "") -> ConfigDict:
     # Off: `python -m turnppo_jax.sft` with this config warms a model up once for several runs.
     config.sft = sft_section(steps=0, learning_rate=1e-5, rows=4, row_tokens=2048, remat="full")
     config.evaluation = section(EvaluationSettings, every=20, num_seeds=256, greedy=False)
+    config.reward = reward_section(algo)
+    config.collapse = section(CollapseSettings)
     config.checkpoint = section(CheckpointSettings, save_every=20)
     return config

@@ -18,7 +18,9 @@ class TextEnv(abc.ABC):
     * Rewards are finite and stay within bounds that the environment documents.
     * `info` holds what JSON can hold (str, int, float, bool, None, lists, dicts with str keys).
       `info["success"]` says whether the task is solved; nobody guesses it from the reward. Where a task can be
-      solved in part, `info["score"]` of every turn says how far, from 0 to 1.
+      solved in part, `info["score"]` of every turn says how far, from 0 to 1. `info["reward_terms"]` may hold further
+      numbers by name that a run can weight as rewards (`config.reward.terms`); each of them stands in every turn.
+      `info["effective"]` may say whether the turn changed anything, where the observation alone does not tell.
     * Module and object need neither jax nor turnppo_jax: environments live in worker processes that
       must not touch the accelerator.
     * Printing is allowed; it goes to the worker's stderr.

@@ -113,5 +113,7 @@ register("sokoban-boxoban", "envs.sokoban.env:BoxobanEnv", max_actions=120, max_
 register("webshop", "envs.webshop.env:WebShopEnv")
 # RAGEN's limit of turns.
 register("webshop-ragen", "envs.webshop.env:WebShopEnv", max_turns=9)
+register("bandit", "envs.bandit.env:BanditEnv")
+register("countdown", "envs.countdown.env:CountdownEnv")
 register("echo", "envs.small:EchoEnv")
 register("parity", "envs.small:ParityEnv")

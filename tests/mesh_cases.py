@@ -24,12 +24,12 @@ from turnppo_jax.rollout.sampler import (
 )
 from turnppo_jax.rollout.scheduler import Scheduler
 from turnppo_jax.training import scoring
-from turnppo_jax.training.advantages import empty_table
 from turnppo_jax.training.algorithm import AlgorithmConfig
 from turnppo_jax.training.batching import BatchShape, pack
 from turnppo_jax.training.forward import ForwardSettings, LearnerSettings
 from turnppo_jax.training.learner import Learner
 from turnppo_jax.training.optimizer import init_state, make_optimizer
+from turnppo_jax.training.rollout_table import empty_table
 from turnppo_jax.training.update import make_actor_update
 from turnppo_jax.types import StopReason, Trajectory, Turn
 

@@ -10,9 +10,12 @@ import pytest
 from tests import kernel_oracle
 from tests.learner_cases import make_trajectories
 from turnppo_jax import kernels
-from turnppo_jax.training import advantages as tables
-from turnppo_jax.training.algorithm import AlgorithmConfig, algorithm_by_name
+from turnppo_jax.training import rollout_table as tables
+from turnppo_jax.training.advantages import estimate as advantages_of
+from turnppo_jax.training.algorithm import AlgorithmConfig
 from turnppo_jax.training.batching import BatchShape, pack
+from turnppo_jax.training.presets import algorithm_by_name
+from turnppo_jax.training.selection import select
 
 SHAPE = BatchShape(rows=12, tokens=32, turns=4, sampled=12, trajectories=7, max_turns=4, max_sampled=16)
 # Sums of at most a dozen float32 numbers of size 1, and a division by a deviation of size 1.
@@ -36,10 +39,8 @@ def filled(trajectories, cfg, values, bootstrap, minibatches=2):
 
 def estimate(trajectories, cfg, values, bootstrap, key=0):
     table = filled(trajectories, cfg, values, bootstrap)
-    scores, groups = np.zeros(SHAPE.trajectories, np.float32), np.full(SHAPE.trajectories, -1)
-    scores[: len(trajectories)] = [t.total_reward for t in trajectories]
-    groups[: len(trajectories)] = [t.group for t in trajectories]
-    return table, jax.jit(functools.partial(tables.estimate, cfg=cfg))(table, scores, groups, jax.random.key(key))
+    facts = select(trajectories, SHAPE, cfg).facts
+    return table, jax.jit(functools.partial(advantages_of, cfg=cfg))(table, facts, jax.random.key(key))
 
 
 def by_hand(trajectories, cfg, values, bootstrap):
@@ -172,24 +173,3 @@ def test_value_weights_are_those_of_the_minibatch(level):
             each = [w / len(one.response_ids) for one, w in zip(t.turns, each) for _ in one.response_ids]
         want[m, : len(each)] = each
     np.testing.assert_allclose(table.value_weights, want, rtol=1e-6)
-
-
-def test_settings_are_checked_by_name():
-    for changes, message in [
-        ({"estimator": "gae"}, "estimator='gae'; allowed: 'turn_gae', 'token_gae', 'group'"),
-        ({"estimator": "group", "group_size": 1}, "group_size=1 with estimator='group'; allowed: at least 2"),
-        ({"whitening": "batch"}, "whitening='batch'; allowed: 'rollout', 'trajectory', 'none'"),
-        ({"advantage_level": "token"}, "advantage_level='token' with estimator='turn_gae'; allowed: 'turn'"),
-        ({"gamma": 1.5}, "gamma=1.5; allowed: from 0 to 1"),
-        ({"dual_clip": 1.0}, "dual_clip=1.0; allowed: above 1, or None"),
-        ({"share_backbone": True, "critic_warmup_steps": 2}, "critic_warmup_steps=2 with share_backbone=True"),
-        ({"epochs": 0}, "epochs=0; allowed: at least 1"),
-        ({"clip_low": -0.1}, "clip_low=-0.1; allowed: above 0"),
-    ]:
-        with pytest.raises(ValueError, match=message):
-            AlgorithmConfig(**changes)
-    with pytest.raises(ValueError, match="algorithm 'ppo' is not known; choose one of turn_ppo, token_ppo, grpo"):
-        algorithm_by_name("ppo")
-    assert AlgorithmConfig(ratio_pooling="geometric_mean").normalizer == "trajectories"
-    assert AlgorithmConfig().warnings() == []
-    assert "normalizer='turns'" in AlgorithmConfig(normalizer="turns").warnings()[0]

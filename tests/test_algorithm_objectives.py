@@ -8,10 +8,12 @@ from tests.learner_cases import make_trajectories, quick_compilation  # noqa: F4
 from tests.tiny_config import get_config
 from turnppo_jax.command_line import finalise
 from turnppo_jax.settings import run_settings
-from turnppo_jax.training import advantages as tables
+from turnppo_jax.training import rollout_table as tables
+from turnppo_jax.training.advantages import estimate as advantages_of
 from turnppo_jax.training.algorithm import AlgorithmConfig
 from turnppo_jax.training.batching import BatchShape, pack
 from turnppo_jax.training.forward import LearnerSettings
+from turnppo_jax.training.selection import select
 
 SHAPE = BatchShape(rows=12, tokens=32, turns=4, sampled=12, trajectories=7, max_turns=4, max_sampled=16)
 GROUP = {"estimator": "group", "group_size": 2, "whitening": "none", "dual_clip": None}
@@ -122,9 +124,7 @@ def test_kl_in_the_reward_of_every_sampled_token(changes, window):
         said = np.where(lines >= 0, values[lines, columns], np.nan) / cfg.value_scale
         table = tables.add_values(table, batch, said, np.zeros((SHAPE.rows, SHAPE.turns)), cfg)
         table = tables.add_kl(table, batch, own, np.where(turn_ids >= 0, 0.0, np.inf), cfg)
-    scores, groups = np.zeros(SHAPE.trajectories, np.float32), np.full(SHAPE.trajectories, -1)
-    scores[:6], groups[:6] = [t.total_reward for t in trajectories], [t.group for t in trajectories]
-    got = tables.estimate(table, scores, groups, None, cfg)
+    got = advantages_of(table, select(trajectories, SHAPE, cfg).facts, None, cfg)
     kind = {"k1": lambda d: d, "k3": lambda d: np.exp(-d) - 1 + d}[cfg.kl_kind]
     estimates = [[kind(d) for d in own] for own in kl]
     wanted_scores = np.array([t.total_reward - 0.5 * sum(map(np.sum, own)) for t, own in zip(trajectories, estimates)])
@@ -136,7 +136,7 @@ def test_kl_in_the_reward_of_every_sampled_token(changes, window):
         rewards = [line.sum() for line in lines] if by_turn else np.concatenate(lines)
         everything, size = [[True] * len(rewards)], len(rewards)
         if not cfg.has_critic:
-            own = wanted_scores[groups[:6] == groups[m]]
+            own = wanted_scores[[other.group == trajectory.group for other in trajectories]]
             want = np.full(size, wanted_scores[m] - own.mean())
         else:
             loop = (cfg.gamma, cfg.gae_lambda)

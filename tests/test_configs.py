@@ -13,7 +13,8 @@ from turnppo_jax.planning import topology as topologies
 from turnppo_jax.planning.model import model_sizes
 from turnppo_jax.planning.workload import expected_workload
 from turnppo_jax.settings import run_settings
-from turnppo_jax.training.algorithm import ALGORITHMS, AlgorithmConfig
+from turnppo_jax.training.algorithm import AlgorithmConfig
+from turnppo_jax.training.presets import ALGORITHMS, algorithm_by_name
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 NAMES = sorted(path.stem for path in (ROOT / "configs").glob("*.py") if path.stem not in ("__init__", "sections"))
@@ -33,7 +34,7 @@ def test_every_config_builds_for_every_algorithm(name, algo):
     # A minibatch always fits, whatever the lengths: one row a trajectory.
     assert shape.rows * algorithm.num_minibatches >= settings.num_episodes
     assert shape.tokens >= settings.sampler.context_length
-    updates = settings.steps * algorithm.epochs * algorithm.num_minibatches
+    updates = (settings.steps - algorithm.critic_warmup_steps) * algorithm.epochs * algorithm.num_minibatches
     assert settings.actor_optimizer.total_steps == updates
     assert (settings.critic_optimizer is not None) == algorithm.has_critic
     assert dict(settings.eval_env.kwargs)["split"] == "eval"
@@ -53,7 +54,7 @@ def test_a_section_has_every_field_and_an_optional_one_can_be_set():
 
 @pytest.mark.parametrize("argument", ["algo=ppo", "turn_ppo", "algo=grpo,steps=3"])
 def test_a_wrong_argument_lists_the_algorithms(argument):
-    with pytest.raises(ValueError, match="allowed: algo=NAME with NAME in turn_ppo, token_ppo, grpo"):
+    with pytest.raises(ValueError, match=r"allowed: algo=NAME with NAME in turn_ppo, token_ppo, .*, m_grpo"):
         parse_algo(argument)
 
 
@@ -91,14 +92,24 @@ def test_the_paper_s_configs_hold_its_numbers_and_fit_their_slice(name, pair):
     assert work.actor.padding_share < 0.12
 
 
+@pytest.mark.parametrize("algo", ALGORITHMS)
+@pytest.mark.parametrize(("name", "batch"), [("sokoban", 512), ("webshop", 256)])
+def test_the_paper_s_configs_play_as_many_trajectories_with_every_algorithm(name, batch, algo):
+    settings = run_settings(finalise(paper(name).get_config(f"algo={algo}")))
+    algorithm = settings.learner.algorithm
+    assert settings.num_episodes == batch and algorithm.num_minibatches == 4
+    assert algorithm.group_size in (1, 16)
+    assert dataclasses.replace(algorithm_by_name(algo), num_minibatches=4, group_size=algorithm.group_size) == algorithm
+
+
 def test_the_paper_s_configs_list_their_pairs():
     assert paper("sokoban").get_config() == paper("sokoban").get_config("model=qwen2.5-3b,topology=v5e:4x4")
     assert paper("sokoban").get_config("model=qwen2.5-7b").model.name == "Qwen/Qwen2.5-7B-Instruct"
-    for argument in ("model=qwen2.5-7b,topology=v5e:4x4", "algo=grpo", "model=qwen3-1.7b"):
-        with pytest.raises(ValueError, match=r"allowed: model=qwen2.5-3b,topology=v5e:4x4; .*topology=v6e:8x8$"):
+    for argument in ("model=qwen2.5-7b,topology=v5e:4x4", "algo=ppo", "model=qwen3-1.7b"):
+        with pytest.raises(ValueError, match=r"allowed: model=qwen2.5-3b,topology=v5e:4x4; .*v6e:8x8; with algo=NAME"):
             paper("sokoban").get_config(argument)
     on, off = (paper("webshop").get_config(f"model=qwen2.5-3b,thinking={value}") for value in ("on", "off"))
     assert on == paper("webshop").get_config("model=qwen2.5-3b") != off
     assert on.env.kwargs.thinking and on.model.thinking and not off.env.kwargs.thinking and not off.model.thinking
-    with pytest.raises(ValueError, match=r"allowed: model=qwen3-1.7b,topology=v5e:4x4; .*; with thinking=on\|off$"):
+    with pytest.raises(ValueError, match=r"allowed: model=qwen3-1.7b,.*; with thinking=on\|off; with algo=NAME"):
         paper("webshop").get_config("thinking=maybe")

@@ -42,7 +42,11 @@ def test_every_registered_id_can_be_made(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("env_id", "kwargs", "message"),
     [
-        ("sokobam", {}, r"unknown environment id 'sokobam'; known: echo, parity, sokoban.*, or module:Class"),
+        (
+            "sokobam",
+            {},
+            r"unknown environment id 'sokobam'; known: bandit, countdown, echo, parity, sokoban.*, or module:Class",
+        ),
         (":Widget", {}, "unknown environment id ':Widget'"),
         ("sokoban", {"widht": 7}, "environment 'sokoban' has no argument 'widht'; known: height, width"),
         ("sokoban-boxoban", {}, "environment 'sokoban-boxoban' needs the argument 'path'"),

@@ -81,6 +81,7 @@ def test_a_trajectory_holds_the_tokens_rewards_and_texts_of_its_episode(chat):
         assert [turn.action for turn in trajectory.turns] == [f"hello {number}", "end"]
         assert [turn.observation for turn in trajectory.turns] == [f"seed {100 + number}", f"hello {number}"]
         assert {turn.policy_step for turn in trajectory.turns} == {7}
+        assert (trajectory.instructions, trajectory.final_observation) == ("do as told", "over")
         messages = [
             {"role": "system", "content": "do as told"},
             {"role": "user", "content": f"seed {100 + number}"},
@@ -97,6 +98,7 @@ def test_the_turn_limit_truncates_once_and_keeps_the_unanswered_prompt(chat):
     [trajectory] = trajectories
     assert (len(trajectory.turns), trajectory.terminated, trajectory.truncated) == (3, False, True)
     assert trajectory.final_prompt_ids.tolist() == chat.next_prompt("t2", ended=True).tolist()
+    assert trajectory.final_observation == "t2"
 
 
 def test_a_cut_response_gets_its_end_of_turn_id_with_the_next_prompt(chat):
@@ -120,6 +122,7 @@ def test_a_full_context_truncates_and_counts_the_prompt_that_did_not_fit(chat):
 def test_a_first_prompt_beyond_the_context_is_a_trajectory_without_turns(chat):
     trajectories, counts = play(chat, lambda key, turn: ("x", StopReason.EOS), num_episodes=2, context_length=4)
     assert [(len(t.turns), t.terminated, t.truncated) for t in trajectories] == [(0, False, True)] * 2
+    assert [t.final_observation for t in trajectories] == [None] * 2
     assert counts["context_overflows"] == 2
 
 

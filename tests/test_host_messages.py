@@ -39,8 +39,18 @@ def awkward_trajectories():
     third = make_turn(rng, 1, 33, StopReason.TURN_LIMIT, reward=float("nan"), policy_step=5)
     third.behavior_logprobs[2] = np.inf
     return [
-        Trajectory([first, second], True, False, group=2, seed=2**31 - 1, episode=5, info={"level": 3}),
-        Trajectory([], False, True, group=0, seed=0, episode=0),
+        Trajectory(
+            [first, second],
+            True,
+            False,
+            group=2,
+            seed=2**31 - 1,
+            episode=5,
+            info={"level": 3},
+            instructions="play \ud801",
+            final_observation="",
+        ),
+        Trajectory([], False, True, group=0, seed=0, episode=0, final_observation=None),
         Trajectory([third], False, True, group=1, seed=9, episode=3, final_prompt_ids=np.arange(4, dtype=np.int32)),
         Trajectory([third], False, True, group=1, seed=9, episode=4, final_prompt_ids=np.zeros(0, np.int32)),
     ]

@@ -23,7 +23,9 @@ from tests.learner_cases import (
 )
 from turnppo_jax.models.critic import init_critic
 from turnppo_jax.training.batching import BatchShape, pack
+from turnppo_jax.training.estimators import TrajectoryFacts
 from turnppo_jax.training.optimizer import init_state, make_optimizer
+from turnppo_jax.training.selection import select
 
 # Every part is in play: critic, KL reference, discount, a temperature other than 1.
 SETUP = {"actor": NO_CLIP, "critic": NO_CLIP, "kl_coef": 0.3, "gamma": 0.9, "gae_lambda": 0.8}
@@ -133,8 +135,8 @@ def _raw_step(learner, batch, num_micro):
     num_micro, temperature = jnp.int32(num_micro), jnp.float32(0.7)
     values = programs["critic_score"](critic.params, batch, num_micro)
     table = programs["collect"](learner.empty_table(), batch, batch, values)
-    zeros = np.zeros(shape.trajectories, np.float32)
-    estimated = programs["estimate"](table, zeros, np.asarray(batch.group_ids), jax.random.key(0))
+    facts = TrajectoryFacts(np.zeros(shape.trajectories, np.float32), np.asarray(batch.group_ids))
+    estimated = programs["estimate"](table, facts, jax.random.key(0))
     ref = programs["reference_score"](STEP["ref_params"], None, batch, num_micro, temperature)["logprobs"]
     critic, sums = programs["critic_update"](critic, batch, estimated, table, num_micro)
     actor, _, more = programs["actor_update"](actor, None, batch, estimated, table, None, ref, num_micro, temperature)
@@ -183,8 +185,7 @@ def test_programs_lower_from_shapes_alone():
     count, one = jax.ShapeDtypeStruct((), jnp.int32), jax.ShapeDtypeStruct((), jnp.float32)
     logprobs = jax.ShapeDtypeStruct((SHAPE.rows, SHAPE.sampled), jnp.float32)
     table = jax.eval_shape(lambda: learner.empty_table())
-    rows = jax.ShapeDtypeStruct((SHAPE.trajectories,), jnp.float32)
-    groups = jax.ShapeDtypeStruct((SHAPE.trajectories,), jnp.int32)
-    estimated = jax.eval_shape(learner._programs["estimate"], table, rows, groups, jax.eval_shape(jax.random.key, 0))
+    facts = select([], SHAPE, learner.settings.algorithm).facts
+    estimated = jax.eval_shape(learner._programs["estimate"], table, facts, jax.eval_shape(jax.random.key, 0))
     lowered = learner._programs["actor_update"].lower(state, None, batch, estimated, table, None, logprobs, count, one)
     assert "while" in lowered.as_text()

@@ -72,8 +72,10 @@ def test_a_nan_in_the_policy_stops_the_policy_alone():
 
 
 def test_minibatches_are_a_function_of_seed_and_step():
+    trajectories = make_trajectories()
+
     def members(step):
-        minibatches = epochs()._minibatches(make_trajectories(), step)
+        minibatches = epochs()._minibatches(trajectories, np.arange(len(trajectories)), step)
         return [set(np.asarray(m.batch.trajectory_ids)[np.asarray(m.batch.turn_mask)].tolist()) for m in minibatches]
 
     assert members(4) == members(4)

@@ -4,6 +4,7 @@ import io
 import json
 import sys
 import types
+import zlib
 
 import jax.numpy as jnp
 import numpy as np
@@ -215,8 +216,9 @@ def make_trajectory(episode: int, rewards: list[float]) -> Trajectory:
 def test_trajectories_of_a_step(tmp_path):
     trajectories = [make_trajectory(0, [0.25, -0.7]), make_trajectory(1, [])]
     path = trajectory_log.write_trajectories(
-        tmp_path, 12, trajectories, np.array([[1.0, 2.0], [0.0, 0.0]], np.float32), [[0.5, float("nan")], []]
-    )
+        tmp_path, 12, trajectories, np.array([[1.0, 2.0], [0.0, 0.0]], np.float32), [[0.5, float("nan")], []],
+        [[{"environment": 0.25, "total": 0.5}, {"environment": -0.7, "total": -1.4}], []],
+    )  # fmt: skip
     assert path == tmp_path / "trajectories" / "step_000012.jsonl"
     assert len(path.read_text().splitlines()) == 2
     first, second = trajectory_log.read_trajectories(path)
@@ -231,11 +233,16 @@ def test_trajectories_of_a_step(tmp_path):
         "truncated": False,
         "success": True,
         "info": {"room": 1},
+        "instructions": "",
+        "final_observation": None,
+        # Prompt 0 1 2 3 4, response 0 1; prompt 0 1 2 3, response 0 1 2.
+        "tokens_crc32": zlib.crc32(np.asarray([0, 1, 2, 3, 4, 0, 1, 0, 1, 2, 3, 0, 1, 2], "<i4").tobytes()),
     }
     assert turns[1] == {
         "observation": NASTY.replace("\ud83e", "\ufffd"),
         "action": "go 1",
         "reward": -0.7,
+        "reward_terms": {"environment": -0.7, "total": -1.4},
         "value": 2.0,
         "advantage": None,
         "stop": "turn_limit",
@@ -247,6 +254,7 @@ def test_trajectories_of_a_step(tmp_path):
     assert second["turns"] == [] and second["return"] == 0 and second["success"] is False
     no_tables = trajectory_log.write_trajectories(tmp_path, 13, trajectories)
     assert trajectory_log.read_trajectories(no_tables)[0]["turns"][0]["value"] is None
+    assert trajectory_log.read_trajectories(no_tables)[0]["turns"][0]["reward_terms"] is None
 
 
 def test_tables_that_do_not_fit_the_trajectories_are_refused(tmp_path):

@@ -70,7 +70,7 @@ def test_the_file_tree_names_every_file():
 @pytest.mark.parametrize("module", sorted(set(re.findall(r"python -m (turnppo_jax\.\w+)", TEXT))))
 def test_every_command_explains_itself(module):
     done = subprocess.run([sys.executable, "-m", module, "--help"], cwd=ROOT, capture_output=True, text=True)
-    assert "--workdir" in done.stdout or "--topology" in done.stdout, done.stderr
+    assert any(flag in done.stdout for flag in ("--workdir", "--topology", "--out")), done.stderr
 
 
 def test_paths_in_commands_exist():

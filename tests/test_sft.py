@@ -20,6 +20,7 @@ from turnppo_jax.rollout.builtin_tokenizer import build_tokenizer
 from turnppo_jax.rollout.chat import Chat
 from turnppo_jax.training import demonstrations as demos
 from turnppo_jax.training import warm_start
+from turnppo_jax.training.conversation_files import read_conversations
 from turnppo_jax.training.optimizer import OptimizerConfig, init_state, make_optimizer
 from turnppo_jax.training.supervised import SupervisedConfig, supervised_programs, train_supervised
 
@@ -231,7 +232,7 @@ def test_conversations_of_a_file_are_split_at_line_feeds_only(tmp_path):
     messages = [{"role": "user", "content": "a\u2028b\u0085c"}, {"role": "assistant", "content": "d\r\n"}]
     line = json.dumps({"messages": messages}, ensure_ascii=False)
     (tmp_path / "good.jsonl").write_bytes(f"{line}\n\n{line}".encode())
-    assert list(demos.read_conversations(tmp_path / "good.jsonl")) == [messages, messages]
+    assert [c.messages for c in read_conversations(tmp_path / "good.jsonl")] == [messages, messages]
 
 
 @pytest.mark.parametrize(
@@ -250,7 +251,7 @@ def test_a_bad_line_is_named(tmp_path, line, message):
     good = json.dumps({"messages": toy_conversations(1)[0]}).encode()
     path = tmp_path / "bad.jsonl"
     path.write_bytes(good + b"\n" + line + b"\n")
-    reader = demos.read_conversations(path)
+    reader = read_conversations(path)
     next(reader)
     with pytest.raises(ValueError) as caught:
         next(reader)
@@ -292,6 +293,16 @@ def test_sokoban_demonstrates_itself(chat):
     assert not all(np.array_equal(a.ids, b.ids) for a, b in zip(first.train, other.train, strict=False))
     imitated = [chat.decode(d.ids[d.action_mask]) for d in first.train]
     assert all(text.startswith("<think></think><answer>") and text.endswith("</answer>") for text in imitated)
+
+
+@pytest.mark.parametrize(("env_id", "answers"), [("bandit", str.isalpha), ("countdown", lambda text: "(" in text)])
+def test_single_turn_environments_demonstrate_themselves(chat, env_id, answers):
+    settings = warm_start.sft_settings({"num_demonstrations": 6, "heldout": 2, "options": {"think": "plan"}})
+    data = warm_start.prepare(settings, chat, env_id, {"prompt": "compact"}, 0)
+    assert len(data.train) == 4 and data.dropped == 0
+    for text in (chat.decode(d.ids[d.action_mask]) for d in data.train):
+        thought, answer = text.removesuffix("</answer>").split("</think><answer>")
+        assert len(thought) > len("<think>") and answers(answer)
 
 
 def test_settings_out_of_range_are_named(chat):

@@ -66,6 +66,11 @@ def test_a_run_leaves_what_the_readme_says(straight):
         assert line["sampler/logprob_gap_max"] < 1e-4
         assert line["policy/turn_log_ratio_std_first_minibatch"] < 1e-4
         assert line["optim/skipped_actor"] == line["optim/skipped_critic"] == 0
+        assert line["reward/total_mean"] == line["reward/environment_mean"]
+    for text in b"".join(trajectory_files(straight).values()).decode().splitlines():
+        for turn in json.loads(text)["turns"]:
+            terms = {"environment": turn["reward"], "response_tokens": turn["num_tokens"], "total": turn["reward"]}
+            assert turn["reward_terms"] == terms
 
 
 def test_compile_counts_stay_after_the_second_step(straight):

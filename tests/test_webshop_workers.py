@@ -87,7 +87,7 @@ def test_a_warm_start_takes_the_demonstrations():
     sft = warm_start.sft_settings({"num_demonstrations": 12, "options": {"query": "request", "only_success": True}})
     found = list(warm_start.conversations(sft, "webshop", KWARGS, seed=0))
     assert len(found) == 12
-    for messages in found:
+    for messages in (conversation.messages for conversation in found):
         assert [message["role"] for message in messages] == ["user", "assistant"] * (len(messages) // 2)
         assert messages[-1]["content"] == "<answer>click[buy now]</answer>"
     # Another run is shown other episodes.

@@ -2,11 +2,11 @@
 
 from ml_collections import ConfigDict
 
-from configs.sections import parse_algo, section, sft_section
+from configs.sections import algorithm_section, parse_algo, reward_section, section, sft_section
 from turnppo_jax.parallel.mesh import MeshSettings, RolloutMeshSettings
 from turnppo_jax.rollout.sampler import SamplerSettings
 from turnppo_jax.settings import CheckpointSettings, ModelSettings, RolloutSettings, RowSettings
-from turnppo_jax.training.algorithm import ALGORITHMS, AlgorithmConfig
+from turnppo_jax.training.collapse import CollapseSettings
 from turnppo_jax.training.evaluation import EvaluationSettings
 from turnppo_jax.training.forward import ForwardSettings
 from turnppo_jax.training.optimizer import OptimizerConfig
@@ -14,10 +14,8 @@ from turnppo_jax.training.optimizer import OptimizerConfig
 
 def get_config(argument: str = "") -> ConfigDict:
     """`argument` is "" or "algo=NAME"."""
-    settings = {"num_minibatches": 2} | ALGORITHMS[parse_algo(argument)]
-    if "group_size" in settings:
-        settings["group_size"] = 2
-    algorithm = section(AlgorithmConfig, **settings)
+    algo = parse_algo(argument)
+    algorithm = algorithm_section(algo, group_size=2, num_minibatches=2)
     config = ConfigDict()
     config.seed = 0
     config.steps = 6
@@ -37,5 +35,8 @@ def get_config(argument: str = "") -> ConfigDict:
     config.critic_optimizer = section(OptimizerConfig, learning_rate=1e-3)
     config.sft = sft_section(steps=0)
     config.evaluation = section(EvaluationSettings, num_seeds=4, samples=2, every=3)
+    config.reward = reward_section(algo)
+    config.reward.terms.response_tokens = 0.0
+    config.collapse = section(CollapseSettings)
     config.checkpoint = section(CheckpointSettings, save_every=2)
     return config

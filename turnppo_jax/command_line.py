@@ -239,7 +239,7 @@ def _parse(argv: Sequence[str]) -> list[str]:
             raise UserError("--config=FILE.py is missing")
         return rest
     except (flags.Error, ValueError, OSError, ImportError, AttributeError) as error:
-        line = _flag_error_line(error, argv)
+        line = flag_error_line(error, argv)
         if debug or line is None:
             raise
         _fail(line)
@@ -260,7 +260,7 @@ def _config_first(argv: Sequence[str]) -> list[str]:
     return [command, *files, *(argument for argument in rest if argument not in files)]
 
 
-def _flag_error_line(error: Exception, argv: Sequence[str]) -> str | None:
+def flag_error_line(error: Exception, argv: Sequence[str]) -> str | None:
     """One line about an error while flags were parsed, None where it is no mistake in the call."""
     text = str(error)
     if isinstance(error, AttributeError):

@@ -3,7 +3,8 @@
     python -m turnppo_jax.evaluate --config=configs/NAME.py [--workdir=DIR [--step=N]] [--config.evaluation.samples=8]
 
 With --workdir it takes the newest checkpoint of that run (or step N), without one `config.model.name`.
---output=FILE also writes the numbers as JSON. With several hosts it is started on each of them (see `host_flags`);
+--output=FILE also writes the numbers as JSON, --trajectories_output=FILE every episode as a line (`compare
+--trajectories` shows two such files side by side). With several hosts it is started on each of them (see `host_flags`);
 they divide the episodes, and the first prints and writes.
 """
 
@@ -27,11 +28,13 @@ from turnppo_jax.settings import run_settings
 from turnppo_jax.training.checkpoint_reading import restore_actor_params
 from turnppo_jax.training.evaluation import EvaluationResult, evaluate
 from turnppo_jax.training.json_lines import write_atomically
+from turnppo_jax.training.trajectory_log import write_played
 
 _CONFIG = command_line.config_flag()
 _WORKDIR = command_line.workdir_flag()
 _STEP = flags.DEFINE_integer("step", None, "Which checkpoint of the run; default the newest.")
 _OUTPUT = flags.DEFINE_string("output", None, "A JSON file for the numbers.")
+_EPISODES = flags.DEFINE_string("trajectories_output", None, "A JSON-lines file for the episodes.")
 
 
 def run(config: dict[str, Any], workdir: pathlib.Path | None, step: int | None) -> EvaluationResult:
@@ -97,6 +100,8 @@ def main(_) -> None:
             print(line)
         if _OUTPUT.value:
             write_atomically(pathlib.Path(_OUTPUT.value), (json.dumps(result.metrics, indent=2) + "\n").encode())
+        if _EPISODES.value:
+            write_played(_EPISODES.value, _STEP.value or 0, result.trajectories)
 
 
 if __name__ == "__main__":

@@ -19,9 +19,11 @@ from turnppo_jax.rollout.episodes import PlayLimits
 from turnppo_jax.rollout.sampler import SamplerSettings, Sampling
 from turnppo_jax.training.algorithm import AlgorithmConfig
 from turnppo_jax.training.batching import BatchShape
+from turnppo_jax.training.collapse import CollapseSettings
 from turnppo_jax.training.evaluation import EvaluationSettings
 from turnppo_jax.training.forward import ForwardSettings, LearnerSettings
 from turnppo_jax.training.optimizer import OptimizerConfig
+from turnppo_jax.training.reward_terms import RewardSettings
 from turnppo_jax.training.warm_start import sft_settings
 
 
@@ -123,6 +125,8 @@ class RunSettings:
     actor_optimizer: OptimizerConfig
     critic_optimizer: OptimizerConfig | None
     evaluation: EvaluationSettings
+    reward: RewardSettings
+    collapse: CollapseSettings
     checkpoint: CheckpointSettings
     writers: tuple[str, ...]
     sft: dict[str, Any]
@@ -149,8 +153,8 @@ class RunSettings:
 
 
 _SECTIONS = (
-    "actor_optimizer", "algorithm", "checkpoint", "critic_optimizer", "env", "evaluation", "forward", "mesh",
-    "model", "plan", "rollout", "rollout_mesh", "rows", "sampler", "seed", "sft", "steps", "writers",
+    "actor_optimizer", "algorithm", "checkpoint", "collapse", "critic_optimizer", "env", "evaluation", "forward",
+    "mesh", "model", "plan", "reward", "rollout", "rollout_mesh", "rows", "sampler", "seed", "sft", "steps", "writers",
 )  # fmt: skip
 
 
@@ -180,6 +184,13 @@ def run_settings(config: Mapping[str, Any]) -> RunSettings:
         "actor": max(steps - algorithm.critic_warmup_steps, min(steps, 1)) * per_step,
         "critic": steps * per_step,
     }
+    collapse = build(CollapseSettings, config.get("collapse", {}), "config.collapse")
+    writers = tuple(config.get("writers", ("jsonl", "console")))
+    if collapse.stop_on_collapse and "jsonl" not in writers:
+        raise UserError(
+            f"config.collapse.stop_on_collapse=True with writers={writers}: needs 'jsonl' among them (a continued run "
+            "reads its history from there)"
+        )
     critic = config.get("critic_optimizer")
     return RunSettings(
         seed=config["seed"],
@@ -199,13 +210,23 @@ def run_settings(config: Mapping[str, Any]) -> RunSettings:
             _optimizer(critic or {}, "config.critic_optimizer", updates["critic"]) if algorithm.has_critic else None
         ),
         evaluation=build(EvaluationSettings, config.get("evaluation", {}), "config.evaluation"),
+        reward=_reward_settings(config.get("reward", {})).resolved(rollout.max_turn_tokens),
+        collapse=collapse,
         checkpoint=build(CheckpointSettings, config.get("checkpoint", {}), "config.checkpoint"),
-        writers=tuple(config.get("writers", ("jsonl", "console"))),
+        writers=writers,
         sft=sft_settings(config.get("sft", {"steps": 0})),
         mesh=build(MeshSettings, config.get("mesh", {}), "config.mesh"),
         rollout_mesh=build(RolloutMeshSettings, config.get("rollout_mesh", {}), "config.rollout_mesh"),
         plan=build(PlanSettings, config.get("plan", {}), "config.plan"),
     )
+
+
+def _reward_settings(section: Mapping[str, Any]) -> RewardSettings:
+    """The terms that have a weight."""
+    section = dict(section)
+    if "terms" in section:
+        section["terms"] = {name: weight for name, weight in section["terms"].items() if weight is not None}
+    return build(RewardSettings, section, "config.reward")
 
 
 def _env_settings(section: Mapping[str, Any]) -> EnvSettings:

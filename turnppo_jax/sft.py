@@ -61,11 +61,13 @@ def warm_up(
 
     params, history = warm_start(
         sft, policy.params, policy.sizes, policy.chat, mesh, env_id=env_id, env_kwargs=env_kwargs, seed=seed,
-        report=report,
+        report=report, say=lambda line: is_first() and print(f"sft: {line}", flush=True),
     )  # fmt: skip
     last = history[-1]
     if is_first():
         print(f"sft: {last['sft/demonstrations']} demonstrations, {last['sft/dropped']} longer than a row left out")
+        if last["sft/retokenised"]:
+            print(f"sft: {last['sft/retokenised']} conversations whose text encodes to other tokens than were sampled")
     return dataclasses.replace(policy, params=params)
 
 

@@ -9,15 +9,18 @@ first host writes everything else.
 
 import contextlib
 import dataclasses
+import functools
 import json
 import pathlib
 import resource
 import shutil
 import sys
 import time
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+import numpy as np
 from jax.sharding import Mesh
 
 from turnppo_jax import command_line
@@ -28,19 +31,25 @@ from turnppo_jax.parallel.exchange import exchange_json
 from turnppo_jax.parallel.hosts import check_same, check_shared, is_first, local_view
 from turnppo_jax.parallel.weight_sync import make_weight_sync
 from turnppo_jax.policy import Policy, load_policy, save_policy
+from turnppo_jax.recipe_notes import recipe_notes
+from turnppo_jax.rollout.chat import Chat
 from turnppo_jax.rollout.collector import Collector, training_episodes
+from turnppo_jax.rollout.extra_rollouts import branch_values, greedy_scores
 from turnppo_jax.rollout.sampler import Sampler
 from turnppo_jax.settings import RunSettings, run_settings
 from turnppo_jax.sft import warm_up
 from turnppo_jax.training.checkpoint import Checkpoints, cut_back
 from turnppo_jax.training.checkpoint_reading import placed_shapes
-from turnppo_jax.training.episode_metrics import episode_metrics
+from turnppo_jax.training.collapse import CollapseWatch, read_history
+from turnppo_jax.training.episode_metrics import episode_metrics, thinking_metrics
 from turnppo_jax.training.evaluation import EvaluationResult, evaluate
-from turnppo_jax.training.json_lines import write_atomically
+from turnppo_jax.training.json_lines import append_jsonl, write_atomically
 from turnppo_jax.training.learner import Learner
 from turnppo_jax.training.metrics import MetricWriter, make_writer
+from turnppo_jax.training.reward_terms import apply_terms, turn_rewards
 from turnppo_jax.training.stopping import StopRequested, StopSignal
 from turnppo_jax.training.trajectory_log import write_trajectories
+from turnppo_jax.types import Trajectory
 
 _CONFIG = command_line.config_flag()
 _ROLLOUT_COUNTS = (
@@ -66,7 +75,7 @@ def train(config: dict[str, Any], workdir: pathlib.Path) -> None:
     check_same("config", config)
     check_shared(workdir)
     if is_first():
-        for line in settings.learner.algorithm.warnings():
+        for line in (*settings.learner.algorithm.warnings(), *recipe_notes(settings)):
             print(f"note: {line}", flush=True)
     with contextlib.ExitStack() as stack:
         # The policy that the run begins from, and the models. Before it stands there is nothing to save on SIGTERM.
@@ -107,18 +116,27 @@ def train(config: dict[str, Any], workdir: pathlib.Path) -> None:
             finished, state = checkpoints.restore_latest(fresh)
             actor, critic = state["actor"], state["critic"]
             del state
+        success = f"eval/{settings.eval_env.id}/{'' if settings.evaluation.samples else 'greedy_'}success_rate"
         with together():
-            writer = MetricWriter()
+            writer, history = MetricWriter(), []
             if is_first():
                 if finished >= 0:
                     print(f"continuing {workdir} after step {finished}", flush=True)
                 cut_back(workdir, finished)
                 write_atomically(workdir / "config.json", (json.dumps(config, indent=2) + "\n").encode())
+                (workdir / "crashed.json").unlink(missing_ok=True)  # below, if it did, it is written anew
+                history = read_history(workdir, success)
                 writer = make_writer(
                     settings.writers, workdir, config=config, total_steps=settings.steps,
                     first_step=finished if finished >= 0 else None,
                 )  # fmt: skip
             stack.callback(writer.close)
+        watch = CollapseWatch(settings.collapse, success, history)
+        # Only the first host has a history: what it says counts.
+        crash = exchange_json(watch.crash())[0]
+        if crash:
+            _keep_crash(workdir, crash)
+            return
 
         # Those who play.
         rollout_weights = make_weight_sync(policy.sizes, mesh, rollout_mesh, settings.sampler.compute_dtype)
@@ -149,6 +167,7 @@ def train(config: dict[str, Any], workdir: pathlib.Path) -> None:
         try:
             if finished < 0:
                 metrics = evaluate_after(0, weights)
+                watch.add(0, metrics)
                 with together():
                     writer.log(0, metrics)
                 checkpoints.save(0, {"actor": actor, "critic": critic}, metrics, force=True)
@@ -162,13 +181,18 @@ def train(config: dict[str, Any], workdir: pathlib.Path) -> None:
                     weights, episodes, settings.rollout.sampling, policy_step=step,
                     on_round=stop.raise_if_requested,
                 )  # fmt: skip
-                metrics = _rollout_metrics(trajectories, counts)
+                with together():
+                    rewarded = apply_terms(trajectories, settings.reward)
+                asked, more = _ask_further(
+                    players, weights, trajectories, settings, step=step, on_round=stop.raise_if_requested
+                )
+                metrics = _rollout_metrics(trajectories, counts, policy.chat) | rewarded.metrics | more
                 # The memory of rollout weights and cache is free for the update.
                 weights = None
                 sampler.release()
                 actor, critic, result = learner.step(
-                    actor, critic, trajectories, step=step - 1, temperature=settings.rollout.temperature,
-                    ref_params=ref_params,
+                    actor, critic, rewarded.trajectories, step=step - 1, temperature=settings.rollout.temperature,
+                    ref_params=ref_params, **asked,
                 )  # fmt: skip
                 held = step
                 weights = local_view(rollout_weights(actor.params), sampling_mesh)
@@ -180,12 +204,20 @@ def train(config: dict[str, Any], workdir: pathlib.Path) -> None:
                 }
                 if settings.evaluation.due(step, settings.steps):
                     metrics |= evaluate_after(step, weights)
+                metrics |= watch.add(step, metrics)
+                crash = exchange_json(watch.crash())[0] if settings.collapse.stop_on_collapse else None
                 with together():
                     if is_first():
-                        write_trajectories(workdir, step, trajectories, result.turn_values, result.turn_advantages)
+                        write_trajectories(
+                            workdir, step, trajectories, result.turn_values, result.turn_advantages, rewarded.terms
+                        )
                         writer.log(step, metrics)
                 finished = step
-                checkpoints.save(step, {"actor": actor, "critic": critic}, metrics, force=step == settings.steps)
+                last = step == settings.steps or crash is not None
+                checkpoints.save(step, {"actor": actor, "critic": critic}, metrics, force=last)
+                if crash:
+                    _keep_crash(workdir, crash)
+                    break
                 agree(stop=stop.requested)
         except StopRequested:
             if held == finished >= 0:
@@ -225,8 +257,38 @@ def starting_policy(settings: RunSettings, mesh: Mesh, workdir: pathlib.Path) ->
     return load(str(kept))
 
 
-def _rollout_metrics(trajectories, counts) -> dict[str, float]:
+def _ask_further(
+    players: Collector,
+    weights: Any,
+    trajectories: Sequence[Trajectory],
+    settings: RunSettings,
+    *,
+    step: int,
+    on_round: Callable[[int, int], None],
+) -> tuple[dict[str, np.ndarray], dict[str, float]]:
+    """What the estimator wants to know beside the trajectories, as arguments of `Learner.step`; and metrics."""
+    cfg = settings.learner.algorithm
+    given = {
+        "seed": settings.seed,
+        "step": step,
+        "rewards": functools.partial(turn_rewards, settings=settings.reward),
+        "on_round": on_round,
+    }
+    if cfg.needs == "greedy_scores":
+        scores, metrics = greedy_scores(players, weights, trajectories, **given)
+        return {"greedy_scores": scores}, metrics
+    if cfg.needs == "branch_values":
+        values, metrics = branch_values(
+            players, weights, trajectories, num_branches=cfg.num_branches, gamma=cfg.gamma,
+            sampling=settings.rollout.sampling, **given,
+        )  # fmt: skip
+        return {"branch_values": values}, metrics
+    return {}, {}
+
+
+def _rollout_metrics(trajectories, counts, chat: Chat) -> dict[str, float]:
     metrics = episode_metrics(trajectories, num_dropped=counts["dropped_episodes"])
+    metrics |= thinking_metrics(trajectories, chat.decode)
     seconds = counts["rollout_s"]
     # Calls to the device are left out: how many there are depends on the timing of the environments.
     metrics |= {f"rollout/{name}": float(counts.get(name, 0)) for name in _ROLLOUT_COUNTS}
@@ -237,14 +299,27 @@ def _rollout_metrics(trajectories, counts) -> dict[str, float]:
     }
 
 
+def _keep_crash(workdir: pathlib.Path, crash: dict[str, Any]) -> None:
+    """Says why the run ends, and keeps it in crashed.json."""
+    with together():
+        if is_first():
+            write_atomically(workdir / "crashed.json", (json.dumps(crash, indent=2) + "\n").encode())
+            print(f"crashed at step {crash['step']}: {crash['why']}", flush=True)
+            print("the same command goes on with --config.collapse.stop_on_collapse=False", flush=True)
+
+
 def _keep_evaluation(workdir: pathlib.Path, step: int, result: EvaluationResult) -> None:
-    """Prints the lines and adds the numbers to eval.json, where the newest evaluation of a step counts."""
+    """Prints the lines and adds the numbers to eval.json, where the newest evaluation of a step counts.
+
+    What each room had goes to eval_rooms.jsonl, so that runs can be compared room by room.
+    """
     for line in result.lines:
         print(f"step {step}  {line}", flush=True)
     path = workdir / "eval.json"
     known = json.loads(path.read_text()) if path.exists() else {}
     known[str(step)] = result.metrics
     write_atomically(path, (json.dumps(known, indent=2) + "\n").encode())
+    append_jsonl(workdir / "eval_rooms.jsonl", [{"step": step} | result.rooms])
 
 
 def main(_) -> None:

@@ -75,6 +75,8 @@ class Trajectory:
       final_prompt_ids: [P] int32, when truncated: the prompt that the next turn would have had, for a
         bootstrap value; None where it does not fit the context, and where the task terminated.
       info: the environment's info at reset (JSON types).
+      instructions: the environment's system prompt; "" for none.
+      final_observation: what the environment showed after the last turn; None where there is no turn.
     """
 
     turns: list[Turn]
@@ -85,6 +87,8 @@ class Trajectory:
     episode: int
     final_prompt_ids: np.ndarray | None = None
     info: dict[str, Any] = dataclasses.field(default_factory=dict)
+    instructions: str = ""
+    final_observation: str | None = None
 
     @property
     def total_reward(self) -> float:

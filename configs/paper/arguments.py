@@ -1,18 +1,20 @@
-"""What the paper's configs share: argument `model=…,topology=…,…`, choices for each pair of these two, and sections."""
+"""What the paper's configs share: argument `algo=…,model=…,topology=…,…`, choices for each slice, and sections."""
 
 import dataclasses
 from collections.abc import Mapping
 
 from ml_collections import ConfigDict
 
-from configs.sections import section, sft_section
+from configs.sections import algorithm_section, reward_section, section, sft_section
 from turnppo_jax.parallel.mesh import MeshSettings, RolloutMeshSettings
 from turnppo_jax.settings import CheckpointSettings, ModelSettings
-from turnppo_jax.training.algorithm import AlgorithmConfig
+from turnppo_jax.training.collapse import CollapseSettings
 from turnppo_jax.training.evaluation import EvaluationSettings
 from turnppo_jax.training.forward import ForwardSettings
 from turnppo_jax.training.optimizer import OptimizerConfig
+from turnppo_jax.training.presets import ALGORITHMS, ALIASES
 
+GROUP_SIZE = 16  # of the methods that compare trajectories of one prompt; the others play each prompt once
 MODELS = {
     "qwen2.5-3b": "Qwen/Qwen2.5-3B-Instruct",
     "qwen2.5-7b": "Qwen/Qwen2.5-7B-Instruct",
@@ -42,8 +44,8 @@ class Hardware:
 
 def parse(
     argument: str, known: Mapping[tuple[str, str], Hardware], **others: tuple[str, ...]
-) -> tuple[str, Hardware, dict[str, str]]:
-    """Reads an argument "model=NAME,topology=NAME,…"; what is left out is that of the first match.
+) -> tuple[str, Hardware, str, dict[str, str]]:
+    """Reads an argument "algo=NAME,model=NAME,topology=NAME,…"; what is left out is that of the first match.
 
     Args:
       argument: of `--config=FILE.py:ARGUMENT`.
@@ -51,28 +53,33 @@ def parse(
       **others: further options and their values, the default first.
 
     Returns:
-      (model name, hardware, value of each further option).
+      (model name, hardware, algorithm, value of each further option).
 
     Raises:
       ValueError: another argument, or a pair that has no choices; the known ones are listed.
     """
     options = dict(part.partition("=")[::2] for part in argument.split(",") if part)
+    algo = options.pop("algo", "turn_ppo")
+    algo = ALIASES.get(algo, algo)
     chosen = {name: options.pop(name, values[0]) for name, values in others.items()}
-    if set(options) <= {"model", "topology"} and all(chosen[name] in values for name, values in others.items()):
+    all_known = algo in ALGORITHMS and all(chosen[name] in values for name, values in others.items())
+    if all_known and set(options) <= {"model", "topology"}:
         for (model, topology), hardware in known.items():
             if options.get("model", model) == model and options.get("topology", topology) == topology:
-                return MODELS[model], hardware, chosen
+                return MODELS[model], hardware, algo, chosen
     pairs = "; ".join(f"model={model},topology={topology}" for model, topology in known)
     further = "".join(f"; with {name}={'|'.join(values)}" for name, values in others.items())
-    raise ValueError(f"config argument {argument!r}; allowed: {pairs}{further}")
+    algos = ", ".join([*ALGORITHMS, *ALIASES])
+    raise ValueError(f"config argument {argument!r}; allowed: {pairs}{further}; with algo=NAME, NAME in {algos}")
 
 
-def shared_sections(model: str, hardware: Hardware, *, thinking: bool = True) -> ConfigDict:
+def shared_sections(model: str, hardware: Hardware, algo: str, *, thinking: bool = True) -> ConfigDict:
     """The sections that do not depend on the environment.
 
     Args:
       model: the model's name.
       hardware: the choices for the slice.
+      algo: the algorithm's name.
       thinking: of the model's chat template.
     """
     config = ConfigDict()
@@ -83,10 +90,12 @@ def shared_sections(model: str, hardware: Hardware, *, thinking: bool = True) ->
     config.mesh = section(MeshSettings, fsdp=hardware.fsdp, tensor=hardware.tensor)
     config.rollout_mesh = section(RolloutMeshSettings, tensor=hardware.rollout_tensor)
     config.forward = section(ForwardSettings, compute_dtype="bfloat16", remat=hardware.remat, head_chunk=512)
-    config.algorithm = section(AlgorithmConfig, num_minibatches=4)
+    config.algorithm = algorithm_section(algo, group_size=GROUP_SIZE, num_minibatches=4)
     config.actor_optimizer = section(OptimizerConfig, learning_rate=1e-6)
     config.critic_optimizer = section(OptimizerConfig, learning_rate=1e-5)
     config.sft = sft_section(steps=0)
     config.evaluation = section(EvaluationSettings, every=10, num_seeds=256, greedy=False)
+    config.reward = reward_section(algo)
+    config.collapse = section(CollapseSettings)
     config.checkpoint = section(CheckpointSettings, save_every=20)
     return config

@@ -1,17 +1,17 @@
-"""Turn-PPO on Sokoban with the paper's numbers (arXiv 2512.17008), on a TPU slice.
+"""Turn-PPO and the methods beside it on Sokoban with the paper's numbers (arXiv 2512.17008), on a TPU slice.
 
-    CONFIG=configs/paper/sokoban.py:model=qwen2.5-3b,topology=v5e:4x4
+    CONFIG=configs/paper/sokoban.py:algo=turn_ppo,model=qwen2.5-3b,topology=v5e:4x4
     python -m turnppo_jax.plan --config=$CONFIG --topology=v5e:4x4
     python -m turnppo_jax.train --config=$CONFIG --workdir=DIR
 
 Pairs: qwen2.5-3b on v5e:4x4 and v6e:4x4, qwen2.5-7b on v5p:2x2x4 and v6e:8x8. `plan` has compiled every program of
-each.
+each with turn_ppo. `algo=` takes every name of `turnppo_jax.training.presets`, where each says what it changes.
 
 From the paper: γ .99, λ .9, clip .2, product of token ratios, Monte-Carlo critic target, actor 1e-6, critic 1e-5, no
-KL; B_R 512 trajectories a step, B_M 128, one epoch. Its text says one trajectory a room for PPO, its table 16, which
-looks like the row of GRPO: here one. From RAGEN, which the paper builds on, because the paper does not say: rooms of
-6x6 cells with one box, 5 turns of at most 400 tokens, 5 actions a turn and 10 in all, 200 steps, gradient norm 1.
-From verl: dual clip 3.
+KL; B_R 512 trajectories a step, B_M 128, one epoch; GRPO with a KL of .001, in 32 groups of 16. Its text says one
+trajectory a room for PPO, its table 16, which looks like the row of GRPO: here one. From RAGEN, which the paper builds
+on, because the paper does not say: rooms of 6x6 cells with one box, 5 turns of at most 400 tokens, 5 actions a turn and
+10 in all, 200 steps, gradient norm 1. From verl: dual clip 3.
 
 Choices for the hardware: the weights are split over every chip; on v6e:8x8, where a minibatch leaves a chip 3,100
 tokens, over pairs of chips within that (tensor=2), or gathering them takes longer than computing with them. Rows of
@@ -40,9 +40,9 @@ HARDWARE = {
 
 
 def get_config(argument: str = "") -> ConfigDict:
-    """The config; `argument` is "model=NAME,topology=NAME"."""
-    model, hardware, _ = parse(argument, HARDWARE)
-    config = shared_sections(model, hardware)
+    """The config; `argument` is "algo=NAME,model=NAME,topology=NAME"."""
+    model, hardware, algo, _ = parse(argument, HARDWARE)
+    config = shared_sections(model, hardware, algo)
     config.env = ConfigDict(
         {
             "id": "sokoban",
@@ -58,7 +58,9 @@ def get_config(argument: str = "") -> ConfigDict:
         SamplerSettings, num_slots=hardware.slots, context_length=2560, decode_chunk=32, prefill_chunk=256,
         prefill_rows=8, compute_dtype="bfloat16",
     )  # fmt: skip
-    config.rollout = section(RolloutSettings, num_prompts=512, max_turns=5, max_turn_tokens=400)
+    config.rollout = section(
+        RolloutSettings, num_prompts=512 // config.algorithm.group_size, max_turns=5, max_turn_tokens=400
+    )
     config.rows = section(RowSettings, micro_rows=hardware.micro_rows, tokens=3328, sampled=2560)
     # Prompts as this environment writes them, in tokens of Qwen3; responses of half the limit.
     config.plan = section(PlanSettings, first_prompt_tokens=270, next_prompt_tokens=70, response_tokens=200)

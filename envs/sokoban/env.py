@@ -20,7 +20,7 @@ class _SokobanBase(TextEnv):
     Solving ends the episode as terminated; the limit of actions or turns as truncated.
 
     `info`: success, num_actions, actions_left, num_turns, invalid_action (the penalty was charged),
-    boxes_on_target.
+    boxes_on_target; with a turn also effective (the room is another than before).
     """
 
     def __init__(
@@ -89,13 +89,20 @@ class _SokobanBase(TextEnv):
             self._num_actions += 1
             if room.solved:
                 break
+        effective = room != self._room
         self._room = room
         self._num_turns += 1
         # Sums of tenths, without the tail that binary fractions leave.
         reward = round(reward, 9)
         terminated = room.solved
         truncated = not terminated and (self.actions_left == 0 or self._num_turns == self._max_turns)
-        return self._observation(reward, invalid), reward, terminated, truncated, self._info(invalid)
+        return (
+            self._observation(reward, invalid),
+            reward,
+            terminated,
+            truncated,
+            self._info(invalid) | {"effective": effective},
+        )
 
     def _observation(self, last_reward: float | None, invalid: bool) -> str:
         return prompts.turn(

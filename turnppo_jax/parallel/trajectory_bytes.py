@@ -35,7 +35,7 @@ def encode_trajectories(trajectories: Sequence[Trajectory], extra: Mapping[str, 
             ids.append(trajectory.final_prompt_ids)
     text = {
         "turns": [[turn.observation, turn.action, turn.info] for turn in turns],
-        "trajectories": [trajectory.info for trajectory in trajectories],
+        "trajectories": [[t.info, t.instructions, t.final_observation] for t in trajectories],
         "extra": dict(extra or {}),
     }
     arrays = {
@@ -75,7 +75,8 @@ def decode_trajectories(data: bytes) -> tuple[list[Trajectory], dict[str, Any]]:
     ids, logprobs = _Line(arrays["ids"]), _Line(arrays["logprobs"])
     turns = iter(zip(arrays["turns"].tolist(), arrays["rewards"].tolist(), text["turns"], strict=True))
     trajectories = []
-    for numbers, info in zip(arrays["trajectories"].tolist(), text["trajectories"], strict=True):
+    for numbers, texts in zip(arrays["trajectories"].tolist(), text["trajectories"], strict=True):
+        info, instructions, final_observation = texts
         num_turns, terminated, truncated, group, seed, episode, num_final = numbers
         of_episode = [_turn(*next(turns), ids, logprobs) for _ in range(num_turns)]
         trajectories.append(
@@ -88,6 +89,8 @@ def decode_trajectories(data: bytes) -> tuple[list[Trajectory], dict[str, Any]]:
                 episode=episode,
                 final_prompt_ids=None if num_final == _NO_PROMPT else ids.take(num_final),
                 info=info,
+                instructions=instructions,
+                final_observation=final_observation,
             )
         )
     return trajectories, text["extra"]

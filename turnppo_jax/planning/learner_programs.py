@@ -16,9 +16,10 @@ from turnppo_jax.planning.topology import Topology
 from turnppo_jax.planning.workload import Workload
 from turnppo_jax.settings import RunSettings
 from turnppo_jax.training import scoring, update
-from turnppo_jax.training.advantages import empty_table
 from turnppo_jax.training.forward import LearnerSettings
 from turnppo_jax.training.optimizer import make_optimizer
+from turnppo_jax.training.rollout_table import empty_table
+from turnppo_jax.training.selection import select
 
 
 def learner_programs(
@@ -44,15 +45,15 @@ def learner_programs(
     # What the programs are called with beside states.
     batch = replicated(mesh, workload.batch)
     table = replicated(mesh, jax.eval_shape(lambda: empty_table(learner.shape, cfg)))
-    trajectories = learner.shape.trajectories
-    lists = replicated(mesh, (jnp.zeros(trajectories, jnp.float32), jnp.zeros(trajectories, jnp.int32)))
+    facts = select([], learner.shape, cfg, greedy_scores=(), branch_values=()).facts
+    facts = replicated(mesh, jax.tree.map(jnp.asarray, facts))
     key = replicated(mesh, jax.eval_shape(lambda: jax.random.key(0)))
     estimate = scoring.make_estimate(learner)
-    estimated = replicated(mesh, jax.eval_shape(estimate, table, *lists, key))
+    estimated = replicated(mesh, jax.eval_shape(estimate, table, facts, key))
     logprobs = replicated(mesh, jnp.zeros((learner.shape.rows, learner.shape.sampled), jnp.float32))
     old_logprobs = logprobs if learner.scores_actor and cfg.old_logprobs == "learner" else None
     ref_logprobs = logprobs if cfg.kl_in_loss else None
-    success = replicated(mesh, jnp.zeros(trajectories, bool)) if cfg.imitation_coef > 0 else None
+    success = replicated(mesh, jnp.zeros(learner.shape.trajectories, bool)) if cfg.imitation_coef > 0 else None
     num_micro, temperature = replicated(mesh, (jnp.int32(0), jnp.float32(1.0)))
 
     programs: list[Program] = []
@@ -79,7 +80,7 @@ def learner_programs(
         function = scoring.make_critic_score(sizes, mesh, learner)
         arguments = states.critic.params, batch, num_micro
         add("critic score", function, arguments, runs=cfg.num_minibatches, **critic)
-    add("advantages", estimate, (table, *lists, key), runs=1)
+    add("advantages", estimate, (table, facts, key), runs=1)
 
     def actor_update(learner: LearnerSettings) -> Callable:
         shared = critic_optimizer if cfg.share_backbone else None

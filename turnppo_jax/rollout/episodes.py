@@ -14,6 +14,7 @@ import numpy as np
 
 from turnppo_jax.rollout.chat import Chat
 from turnppo_jax.rollout.pool import EnvPool, EnvReply
+from turnppo_jax.rollout.prefix import Prefix
 from turnppo_jax.rollout.scheduler import Response, Scheduler
 from turnppo_jax.types import StopReason, Trajectory, Turn
 
@@ -29,12 +30,16 @@ class Episode:
       seed: the environment's seed.
       group: episodes with equal group answer the same prompt.
       key: [2] uint32 key data that its tokens are drawn with.
+      prefix: its beginning, where that is given. The trajectory holds these turns too, as they are, and all limits
+        hold for them and the new ones together. An environment that shows something else than it did before counts as
+        one that failed.
     """
 
     index: int
     seed: int
     group: int
     key: np.ndarray
+    prefix: Prefix | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,6 +73,7 @@ class _Running:
     response: Response | None = None
     turns: list[Turn] = dataclasses.field(default_factory=list)
     info: dict = dataclasses.field(default_factory=dict)
+    instructions: str = ""
 
 
 def play_episodes(
@@ -141,6 +147,8 @@ class _Player:
                 self._environment_failed(reply, running)
             elif reply.kind == "reset":
                 self._begin(reply, running)
+            elif running.response is None:  # nothing was drawn yet: an answer to a turn of the prefix
+                self._replay(reply, running)
             else:
                 self._answer(reply, running)
 
@@ -151,18 +159,48 @@ class _Player:
             self._pool.step(response.slot, self._chat.decode(response.ids))
 
     def _begin(self, reply: EnvReply, running: _Running) -> None:
-        running.observation, running.info = reply.observation, reply.info
+        running.observation, running.info, running.instructions = reply.observation, reply.info, reply.instructions
         self._scheduler.open(reply.index, running.episode.key)
+        prefix = running.episode.prefix
+        if prefix and not self._as_before(reply, running):
+            return
+        if prefix and prefix.turns:
+            self._pool.step(reply.index, prefix.turns[0].action)
+            return
         prompt_ids = self._chat.first_prompt(reply.observation, reply.instructions)
         if len(prompt_ids) >= self._scheduler.context_length:
             self.counts["context_overflows"] += 1
-            self._end(reply.index, terminated=False, truncated=True, final_prompt_ids=None)
+            self._end(reply, terminated=False, truncated=True, final_prompt_ids=None)
         else:
             self._ask(reply.index, running, prompt_ids)
 
-    def _ask(self, slot: int, running: _Running, prompt_ids: np.ndarray) -> None:
+    def _replay(self, reply: EnvReply, running: _Running) -> None:
+        """The environment's answer to a turn of the prefix: the next one, or the first question of its own."""
+        prefix = running.episode.prefix
+        running.turns.append(prefix.turns[len(running.turns)])
+        if not self._as_before(reply, running):
+            return
+        if len(running.turns) < len(prefix.turns):
+            self._pool.step(reply.index, prefix.turns[len(running.turns)].action)
+        else:
+            self._go_on(reply, running, context=prefix.token_ids)
+
+    def _as_before(self, reply: EnvReply, running: _Running) -> bool:
+        """Whether the environment shows what it showed when the prefix was played; where not, the episode fails."""
+        prefix, number = running.episode.prefix, len(running.turns)
+        ended = reply.terminated or reply.truncated
+        if not ended and reply.observation == prefix.observation_after(number):
+            return True
+        error = f"after {number} turns it shows something else than it did before; a seed and its actions must tell all"
+        self._environment_failed(dataclasses.replace(reply, kind="error", error=error), running)
+        return False
+
+    def _ask(
+        self, slot: int, running: _Running, prompt_ids: np.ndarray, context: Sequence[np.ndarray] = ()
+    ) -> None:  # fmt: skip
+        """Asks for a response to the prompt, after `context` that the slot does not hold yet."""
         running.prompt_ids = prompt_ids
-        self._scheduler.extend(slot, prompt_ids, self._limits.max_turn_tokens)
+        self._scheduler.extend(slot, np.concatenate([*context, prompt_ids]), self._limits.max_turn_tokens)
 
     def _answer(self, reply: EnvReply, running: _Running) -> None:
         """The environment's answer to a response: the turn is complete."""
@@ -181,19 +219,25 @@ class _Player:
             )
         )
         if reply.terminated:
-            self._end(reply.index, terminated=True, truncated=reply.truncated, final_prompt_ids=None)
-            return
-        prompt_ids = self._chat.next_prompt(reply.observation, ended=response.stop == StopReason.EOS)
-        room = self._scheduler.room(reply.index) - len(prompt_ids)
+            self._end(reply, terminated=True, truncated=reply.truncated, final_prompt_ids=None)
+        else:
+            self._go_on(reply, running)
+
+    def _go_on(self, reply: EnvReply, running: _Running, context: Sequence[np.ndarray] = ()) -> None:
+        """After a turn that left the task open: the next question, or a limit."""
+        prompt_ids = self._chat.next_prompt(reply.observation, ended=running.turns[-1].stop == StopReason.EOS)
+        room = self._scheduler.room(reply.index) - sum(map(len, context)) - len(prompt_ids)
         if reply.truncated or len(running.turns) >= self._limits.max_turns or room < 1:
             self.counts["context_overflows"] += room < 0
-            self._end(reply.index, terminated=False, truncated=True, final_prompt_ids=prompt_ids if room >= 0 else None)
+            self._end(reply, terminated=False, truncated=True, final_prompt_ids=prompt_ids if room >= 0 else None)
             return
         running.observation = reply.observation
-        self._ask(reply.index, running, prompt_ids)
+        self._ask(reply.index, running, prompt_ids, context)
 
-    def _end(self, slot: int, *, terminated: bool, truncated: bool, final_prompt_ids: np.ndarray | None) -> None:
-        running = self._running[slot]
+    def _end(
+        self, reply: EnvReply, *, terminated: bool, truncated: bool, final_prompt_ids: np.ndarray | None
+    ) -> None:  # fmt: skip
+        running = self._running[reply.index]
         self.finished.append(
             Trajectory(
                 turns=running.turns,
@@ -204,9 +248,11 @@ class _Player:
                 episode=running.episode.index,
                 final_prompt_ids=final_prompt_ids,
                 info=running.info,
+                instructions=running.instructions,
+                final_observation=reply.observation if running.turns else None,
             )
         )
-        self._free_slot(slot)
+        self._free_slot(reply.index)
 
     def _environment_failed(self, reply: EnvReply, running: _Running) -> None:
         self.counts["env_errors"] += 1

@@ -14,6 +14,7 @@ No shape depends on what other slots do: a prompt's bucket depends on its own le
 import dataclasses
 import functools
 import math
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
@@ -219,7 +220,12 @@ def _fold_keys(seed, indices, num):
 
 def episode_keys(seed: int, stream: int, step: int, num_episodes: int) -> np.ndarray:
     """Key data [num_episodes, 2] uint32, a pure function of (seed, stream, step, episode)."""
-    return np.asarray(_fold_keys(np.uint32(seed), (np.uint32(stream), np.uint32(step)), num_episodes))
+    return folded_keys(seed, (stream, step), num_episodes)
+
+
+def folded_keys(seed: int, indices: Sequence[int], num: int) -> np.ndarray:
+    """Key data [num, 2] uint32, a pure function of (seed, *indices, 0..num-1)."""
+    return np.asarray(_fold_keys(np.uint32(seed), tuple(map(np.uint32, indices)), num))
 
 
 class Sampler:

@@ -1,4 +1,4 @@
-"""What is optimised: one frozen dataclass, from which the three algorithms are chosen by value."""
+"""What is optimised: one frozen dataclass, from which every algorithm is chosen by value; see `training.presets`."""
 
 import dataclasses
 from typing import Any
@@ -7,13 +7,13 @@ from turnppo_jax.kernels.importance import IMPORTANCE_LEVELS, IMPORTANCE_MODES
 from turnppo_jax.kernels.kl import KL_KINDS
 from turnppo_jax.kernels.policy_losses import OBJECTIVES, RATIO_LEVELS
 from turnppo_jax.kernels.segments import POOLINGS
+from turnppo_jax.kernels.turn_groups import ABSENT
 from turnppo_jax.kernels.value_losses import VALUE_LOSSES
 from turnppo_jax.kernels.weights import LEVELS, NORMALIZERS
-
-ESTIMATORS = ("turn_gae", "token_gae", "group")
+from turnppo_jax.training.estimators import ESTIMATORS, Estimator
 
 _CHOICES: dict[str, tuple[Any, ...]] = {
-    "estimator": ESTIMATORS,
+    "estimator": tuple(ESTIMATORS),
     "advantage_level": (None, *LEVELS),
     "ratio_level": RATIO_LEVELS,
     "ratio_pooling": POOLINGS,
@@ -22,6 +22,10 @@ _CHOICES: dict[str, tuple[Any, ...]] = {
     "reward_placement": ("turn", "final"),
     "group_scale": ("std", "none"),
     "group_baseline": ("mean", "leave_one_out"),
+    "group_absent": ABSENT,
+    "anchors": ("exact", "similar"),
+    "filter": ("none", "top_spread", "spread"),
+    "filter_on": ("return", "success"),
     "critic_target": ("monte_carlo", "lambda_return"),
     "value_normalizer": NORMALIZERS,
     "old_logprobs": ("learner", "behavior"),
@@ -40,9 +44,9 @@ class AlgorithmConfig:
     """Advantages, losses and the order of updates.
 
     Attributes:
-      estimator: "turn_gae" | "token_gae" (both with a critic) | "group" (without one).
-      advantage_level: "turn" | "token"; by default the estimator's own, and for "group" the ratio's ("turn" where that
-        is "sequence").
+      estimator: a name of `training.estimators.ESTIMATORS`.
+      advantage_level: "turn" | "token"; by default the estimator's own, and where it has both the
+        ratio's ("turn" where that is "sequence").
       ratio_level: where the PPO ratio is formed and clipped, "turn" | "token" | "sequence" (the whole trajectory,
         which must stand in one row: window prompts are refused).
       ratio_pooling: of the ratio of a turn or sequence, "product" | "geometric_mean".
@@ -53,12 +57,32 @@ class AlgorithmConfig:
       dual_clip: bound of the ratio where the advantage is negative, above 1; None for none.
       gamma: discount a turn (turn_gae) or a token (token_gae).
       gae_lambda: λ.
+      critic_lambda: λ of the critic's targets with critic_target "lambda_return"; None: that of the advantages.
+      length_adaptive_alpha: token_gae: λ of the advantages is 1 − 1 / (alpha · sampled tokens of the trajectory) in
+        place of gae_lambda; None for gae_lambda.
+      turn_gamma: bi_level_gae: discount a turn; None: gamma.
+      turn_lambda: bi_level_gae: λ over turns; None: gae_lambda.
+      turn_weight: mt_grpo: weight of the turns' rewards against the outcome.
+      anchors: gigpo, hgpo: observations are the same state where their text is "exact"ly equal, or "similar".
+      anchor_similarity: share of text that two similar observations have in common at least.
+      step_weight: gigpo: weight of the turn's advantage against the trajectory's.
+      history_length: hgpo: earlier observations that the deepest level compares.
+      history_alpha: hgpo: preference for long histories; 0 weighs all levels alike.
+      num_branches: branches: fresh rollouts from each state.
       whitening: of advantages, "rollout" | "trajectory" | "none", over the entries of the advantage's level.
       reward_placement: "turn": on its own turn; "final": all on the last turn.
       bootstrap_truncated: a truncated trajectory ends with the value of the state after its last action.
       group_size: trajectories that answer the same prompt.
       group_scale: "std" | "none".
       group_baseline: "mean" | "leave_one_out".
+      group_absent: turn_group: a member that ended before turn k is left out of its group ("skip") or counts with
+        return 0 ("zero").
+      filter: which groups train: "none" (all) | "top_spread" (the share `filter_fraction` with the largest standard
+        deviation) | "spread" (those whose scores are not all equal).
+      filter_fraction: with "top_spread".
+      filter_on: the score that the filter compares, "return" | "success".
+      mask_overlong: a trajectory with a response that was cut for length trains nothing; its score still counts in its
+        group.
       critic_target: "monte_carlo" (discounted return) | "lambda_return" (A + V).
       value_normalizer: of the value loss.
       value_clip: PPO's clip of the value, in units of the critic's output; None for none.
@@ -107,12 +131,28 @@ class AlgorithmConfig:
     dual_clip: float | None = 3.0
     gamma: float = 0.99
     gae_lambda: float = 0.9
+    critic_lambda: float | None = None
+    length_adaptive_alpha: float | None = None
+    turn_gamma: float | None = None
+    turn_lambda: float | None = None
+    turn_weight: float = 1.0
+    anchors: str = "exact"
+    anchor_similarity: float = 0.95
+    step_weight: float = 1.0
+    history_length: int = 2
+    history_alpha: float = 1.0
+    num_branches: int = 4
     whitening: str = "rollout"
     reward_placement: str = "turn"
     bootstrap_truncated: bool = False
     group_size: int = 1
     group_scale: str = "std"
     group_baseline: str = "mean"
+    group_absent: str = "skip"
+    filter: str = "none"
+    filter_fraction: float = 0.25
+    filter_on: str = "return"
+    mask_overlong: bool = False
     critic_target: str = "monte_carlo"
     value_normalizer: str = "trajectories"
     value_clip: float | None = None
@@ -144,39 +184,30 @@ class AlgorithmConfig:
             if getattr(self, name) not in allowed:
                 listed = ", ".join(repr(value) for value in allowed)
                 raise ValueError(f"{name}={getattr(self, name)!r}; allowed: {listed}")
-        own_level = {"turn_gae": "turn", "token_gae": "token", "group": self._level_of_ratio}[self.estimator]
         if self.advantage_level is None:
-            object.__setattr__(self, "advantage_level", own_level)
-        if self.estimator != "group" and self.advantage_level != own_level:
-            raise ValueError(
-                f"advantage_level={self.advantage_level!r} with estimator={self.estimator!r}; allowed: {own_level!r}"
-            )
+            levels = self._estimator.levels
+            of_ratio = "turn" if self.ratio_level == "sequence" else self.ratio_level
+            object.__setattr__(self, "advantage_level", levels[0] if len(levels) == 1 else of_ratio)
         if self.normalizer is None:
             geometric = self.ratio_level == "turn" and self.ratio_pooling == "geometric_mean"
             geometric = geometric or self.ratio_level == "sequence"
             object.__setattr__(self, "normalizer", "trajectories" if geometric else "trajectory_tokens")
-        for name in ("gamma", "gae_lambda"):
-            if not 0 <= getattr(self, name) <= 1:
+        for name in ("gamma", "gae_lambda", "critic_lambda", "turn_gamma", "turn_lambda", "anchor_similarity"):
+            if getattr(self, name) is not None and not 0 <= getattr(self, name) <= 1:
                 raise ValueError(f"{name}={getattr(self, name)}; allowed: from 0 to 1")
         for name in ("clip_low", "clip_high", "value_scale"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name}={getattr(self, name)}; allowed: above 0")
-        for name in ("kl_coef", "entropy_coef", "value_loss_coef", "critic_warmup_steps"):
+        for name in ("kl_coef", "entropy_coef", "value_loss_coef", "critic_warmup_steps", "history_length"):
             if not getattr(self, name) >= 0:
                 raise ValueError(f"{name}={getattr(self, name)}; allowed: at least 0")
-        for name in ("epochs", "num_minibatches", "group_size"):
+        for name in ("epochs", "num_minibatches", "group_size", "num_branches"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)}; allowed: at least 1")
         for name, least in (("dual_clip", 1.0), ("value_clip", 0.0)):
             if getattr(self, name) is not None and not getattr(self, name) > least:
                 raise ValueError(f"{name}={getattr(self, name)}; allowed: above {least:g}, or None for none")
-        if self.estimator == "group" and self.group_size < 2:
-            raise ValueError(
-                f"group_size={self.group_size} with estimator='group'; allowed: at least 2 "
-                "(a group of one has advantage 0 and learns nothing)"
-            )
-        if self.estimator == "group" and (self.share_backbone or self.critic_warmup_steps):
-            raise ValueError("estimator='group' has no critic; allowed: share_backbone=False, critic_warmup_steps=0")
+        self._check_estimator()
         if self.share_backbone and self.critic_warmup_steps:
             raise ValueError(
                 f"critic_warmup_steps={self.critic_warmup_steps} with share_backbone=True; allowed: 0 "
@@ -215,15 +246,48 @@ class AlgorithmConfig:
                 "to value_scale)"
             )
 
+    def _check_estimator(self) -> None:
+        """The parts that the estimator and the filter need, and those that would be read by nobody."""
+        own, name = self._estimator, f"estimator={self.estimator!r}"
+        if self.advantage_level not in own.levels:
+            listed = ", ".join(repr(level) for level in own.levels)
+            raise ValueError(f"advantage_level={self.advantage_level!r} with {name}; allowed: {listed}")
+        if own.groups and self.group_size < 2:
+            raise ValueError(
+                f"group_size={self.group_size} with {name}; allowed: at least 2 "
+                "(a group of one has advantage 0 and learns nothing)"
+            )
+        if not own.critic and (self.share_backbone or self.critic_warmup_steps):
+            raise ValueError(f"{name} has no critic; allowed: share_backbone=False, critic_warmup_steps=0")
+        if self.length_adaptive_alpha is not None:
+            if self.estimator != "token_gae":
+                raise ValueError(
+                    f"length_adaptive_alpha={self.length_adaptive_alpha} with {name}; allowed: None "
+                    "(it needs estimator='token_gae')"
+                )
+            if not self.length_adaptive_alpha > 0:
+                raise ValueError(f"length_adaptive_alpha={self.length_adaptive_alpha}; allowed: above 0, or None")
+        if self.filter != "none" and self.group_size < 2:
+            raise ValueError(
+                f"filter={self.filter!r} with group_size={self.group_size}; allowed: 'none' "
+                "(a group of one has no spread)"
+            )
+        if not 0 < self.filter_fraction <= 1:
+            raise ValueError(f"filter_fraction={self.filter_fraction}; allowed: above 0 and at most 1")
+
+    @property
+    def _estimator(self) -> Estimator:
+        return ESTIMATORS[self.estimator]
+
+    @property
+    def needs(self) -> str:
+        """The field of TrajectoryFacts that the estimator reads beside scores and groups, "" for none."""
+        return self._estimator.needs
+
     @property
     def has_critic(self) -> bool:
         """Whether the advantages need values."""
-        return self.estimator != "group"
-
-    @property
-    def _level_of_ratio(self) -> str:
-        """The level of advantages that have none of their own."""
-        return "turn" if self.ratio_level == "sequence" else self.ratio_level
+        return self._estimator.critic
 
     @property
     def loss_level(self) -> str:
@@ -269,39 +333,9 @@ class AlgorithmConfig:
                 f"normalizer={self.normalizer!r} with ratio_pooling={self.ratio_pooling!r}: at ratio 1 the gradient "
                 f"differs from that of the token ratio; the pairs that agree: {', '.join(pairs)}"
             )
-        if self.estimator == "group" and self.whitening != "none":
-            lines.append(f"whitening={self.whitening!r} with estimator='group': group advantages are scaled twice")
+        if self._estimator.groups and self.group_scale == "std" and self.whitening != "none":
+            lines.append(
+                f"whitening={self.whitening!r} with estimator={self.estimator!r} and group_scale='std': "
+                "group advantages are scaled twice"
+            )
         return lines
-
-
-ALGORITHMS: dict[str, dict[str, Any]] = {
-    # arXiv 2512.17008: gamma .99, lambda .9, clip .2; dual clip of verl
-    "turn_ppo": {},
-    # PPO on tokens, as RAGEN and verl run it: gamma = lambda = 1, returns A + V (equal at lambda 1)
-    "token_ppo": {
-        "estimator": "token_gae",
-        "ratio_level": "token",
-        "gamma": 1.0,
-        "gae_lambda": 1.0,
-    },
-    # arXiv 2402.03300, with the KL weight of Turn-PPO's GRPO rows
-    "grpo": {
-        "estimator": "group",
-        "ratio_level": "token",
-        "whitening": "none",
-        "dual_clip": None,
-        "group_size": 8,
-        "kl_coef": 0.001,
-    },
-}
-
-
-def algorithm_by_name(name: str, **changes: Any) -> AlgorithmConfig:
-    """The settings of an algorithm, with `changes` in place of its own values.
-
-    Raises:
-      ValueError: an unknown name (the known ones are listed) or a value that is not allowed.
-    """
-    if name not in ALGORITHMS:
-        raise ValueError(f"algorithm {name!r} is not known; choose one of {', '.join(ALGORITHMS)}")
-    return AlgorithmConfig(**(ALGORITHMS[name] | changes))

@@ -226,11 +226,13 @@ def cut_back(workdir: str | pathlib.Path, step: int) -> None:
     """Removes what a run wrote after a step that it is resumed from, so that no step is recorded twice.
 
     Args:
-      workdir: the run's directory; `metrics.jsonl` is cut, `trajectories/step_*.jsonl` of later steps are removed.
+      workdir: the run's directory; `metrics.jsonl` and `eval_rooms.jsonl` are cut, `trajectories/step_*.jsonl` of later
+        steps are removed.
       step: the checkpoint's step; -1 starts from nothing.
     """
     workdir = pathlib.Path(workdir)
-    truncate_jsonl(workdir / "metrics.jsonl", step)
+    for name in ("metrics.jsonl", "eval_rooms.jsonl"):
+        truncate_jsonl(workdir / name, step)
     for path in sorted(workdir.glob("trajectories/step_*.jsonl")):
         number = path.stem.removeprefix("step_")
         if number.isdigit() and int(number) > step:

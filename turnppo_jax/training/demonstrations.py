@@ -1,19 +1,17 @@
-"""Conversations to imitate: read from a file, encoded, packed into rows of fixed shape.
+"""Conversations to imitate: encoded, packed into rows of fixed shape.
 
 A row holds whole conversations one after another (first fit), each a segment of its own, so that what the
 model sees of a conversation is what it would see of it alone.
 """
 
 import dataclasses
-import json
-import pathlib
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 
-from turnppo_jax.rollout.chat import Chat, check_messages
+from turnppo_jax.rollout.chat import Chat
 
 # Rows that still take conversations while packing: beyond these the fullest is closed. It bounds the time.
 _OPEN_ROWS = 64
@@ -61,31 +59,6 @@ class RowShape:
         for field in dataclasses.fields(self):
             if getattr(self, field.name) < 1:
                 raise ValueError(f"{field.name}={getattr(self, field.name)} of a batch of rows; allowed: at least 1")
-
-
-def read_conversations(path: str | pathlib.Path) -> Iterator[list[dict]]:
-    """Messages of a JSON-lines file, one object with "messages" a line.
-
-    Only a line feed ends a line (text may hold U+2028 and the like); empty lines are passed over.
-
-    Raises:
-      ValueError: there is no such file, or a line is not of that form; names the file, the line and what is wrong.
-    """
-    path = pathlib.Path(path)
-    if not path.is_file():
-        raise ValueError(f"demonstrations file {str(path)!r} does not exist")
-    with path.open("rb") as file:  # binary files end lines at b"\n" alone
-        for number, line in enumerate(file, start=1):
-            if not line.strip():
-                continue
-            try:
-                row = json.loads(line.decode("utf-8"))
-                if not isinstance(row, dict) or not isinstance(row.get("messages"), list):
-                    raise ValueError('expected an object with a list "messages"')
-                check_messages(row["messages"])
-            except ValueError as error:  # of JSON and UTF-8 too
-                raise ValueError(f"{path}:{number}: {error}") from None
-            yield row["messages"]
 
 
 def encode_demonstrations(chat: Chat, conversations: Iterable[Sequence[dict]]) -> list[Demonstration]:

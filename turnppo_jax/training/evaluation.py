@@ -49,9 +49,13 @@ class EvaluationSettings:
 
 @dataclasses.dataclass(frozen=True)
 class EvaluationResult:
-    """Metrics under `eval/<environment id>/`, and the lines that a person reads."""
+    """Metrics under `eval/<environment id>/`, and the lines that a person reads.
+
+    `rooms` has the mean of each room, by environment seed, for every metric that is a mean over rooms.
+    """
 
     metrics: dict[str, float]
+    rooms: dict[str, list[float]]
     lines: list[str]
     trajectories: dict[str, list[Trajectory]]
 
@@ -86,25 +90,28 @@ def evaluate(
     if settings.greedy:
         modes.append(("greedy_", 1, Sampling(temperature=0.0), "greedy"))
     metrics: dict[str, float] = {}
+    rooms: dict[str, list[float]] = {}
     lines: list[str] = []
     trajectories: dict[str, list[Trajectory]] = {}
     for prefix, samples, sampling, title in modes:
         episodes = evaluation_episodes(seed, settings.num_seeds, samples)
         played, counts = collector.play(params, episodes, sampling, policy_step=policy_step, on_round=on_round)
-        rows, text = _summary(played, settings.num_seeds, samples, counts["dropped_episodes"])
+        rows, by_room, text = _summary(played, settings.num_seeds, samples, counts["dropped_episodes"])
         metrics |= {f"eval/{env_id}/{prefix}{name}": value for name, value in rows.items()}
+        rooms |= {f"eval/{env_id}/{prefix}{name}": values.tolist() for name, values in by_room.items()}
         lines.append(f"eval {env_id} {title}: {text}")
         trajectories[title] = played
-    return EvaluationResult(metrics, lines, trajectories)
+    return EvaluationResult(metrics, rooms, lines, trajectories)
 
 
 def _summary(
     played: Sequence[Trajectory], num_seeds: int, samples: int, num_dropped: int
-) -> tuple[dict[str, float], str]:
+) -> tuple[dict[str, float], dict[str, np.ndarray], str]:
     success, returns, scores = np.zeros((3, num_seeds, samples))
     for trajectory in played:
         at = divmod(trajectory.episode, samples)
         success[at], returns[at], scores[at] = trajectory.success, trajectory.total_reward, trajectory.score or 0.0
+    by_room = {"success_rate": success.mean(axis=1), "return_mean": returns.mean(axis=1)}
     rate, mean = rate_interval(success), mean_interval(returns)
     episodes = episode_metrics(played, num_dropped=num_dropped)
     rows = {
@@ -123,6 +130,7 @@ def _summary(
     text = f"success {rate} x {samples}, return {mean.mean:.2f} [{mean.low:.2f}, {mean.high:.2f}]"
     if any(trajectory.score is not None for trajectory in played):
         score = mean_interval(scores)
+        by_room["score_mean"] = scores.mean(axis=1)
         rows |= {"score_mean": score.mean, "score_mean_low": score.low, "score_mean_high": score.high}
         text += f", score {score.mean:.3f} [{score.low:.3f}, {score.high:.3f}]"
     if samples > 1:
@@ -133,4 +141,4 @@ def _summary(
             f"pass_at_{samples}_high": best.high,
         }
         text += f", pass@{samples} {best.mean:.3f} [{best.low:.3f}, {best.high:.3f}]"
-    return rows, f"{text}, valid answers {1 - episodes['episode/invalid_action_rate']:.3f}"
+    return rows, by_room, f"{text}, valid answers {1 - episodes['episode/invalid_action_rate']:.3f}"

@@ -155,17 +155,3 @@ def _apply(head: Critic | ValueHead, hidden: jax.Array) -> jax.Array:
 def behavior_logprobs(micro: TrajectoryBatch) -> jax.Array:
     """[R, A] behavior log-probs of the sampled tokens; 0 off the end."""
     return kernels.broadcast_turns(micro.behavior_logprobs, micro.sampled_positions)
-
-
-def add_sampler_sums(
-    out: dict, logprobs: jax.Array, entropy: jax.Array, micro: TrajectoryBatch, *, count: bool = True
-) -> dict[str, jax.Array]:
-    """`out` with the entropies and the gaps to the sampler's log-probs of a micro-batch added."""
-    mask = micro.sampled_positions >= 0
-    gap = jnp.where(mask, jnp.abs(logprobs - behavior_logprobs(micro)), 0.0)
-    sums = {
-        "entropy_sum": out["entropy_sum"] + kernels.masked_sum(entropy, mask),
-        "gap_sum": out["gap_sum"] + jnp.sum(gap),
-        "gap_max": jnp.maximum(out["gap_max"], jnp.max(gap)),
-    }
-    return sums | ({"num_tokens": out["num_tokens"] + jnp.sum(mask)} if count else {})

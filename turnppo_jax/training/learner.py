@@ -16,11 +16,13 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from turnppo_jax.models.sizes import ModelSizes
 from turnppo_jax.parallel.sharding import place
 from turnppo_jax.training import scoring, update
-from turnppo_jax.training.advantages import RolloutTable, empty_table
 from turnppo_jax.training.batching import PackingStats, kept_turns, pack
+from turnppo_jax.training.diagnostics import by_turn_metrics, critic_metrics
 from turnppo_jax.training.forward import LearnerSettings
 from turnppo_jax.training.optimizer import ModelState, OptimizerConfig, fresh_state, learning_rate, make_optimizer
 from turnppo_jax.training.rollout_checks import check_one_row, check_targets
+from turnppo_jax.training.rollout_table import RolloutTable, empty_table
+from turnppo_jax.training.selection import select
 from turnppo_jax.training.update_metrics import join_packing, join_updates, scoring_metrics
 from turnppo_jax.types import Trajectory, TrajectoryBatch
 
@@ -34,7 +36,7 @@ class LearnerResult:
 
     metrics: dict[str, float]
     # By trajectory, by turn: V before the turn and the advantage that the policy learnt from (whitened). None at turns
-    # without a sampled token; values are None without a critic.
+    # without a sampled token and in trajectories that are filtered out; values are None without a critic.
     turn_values: list[list[float | None]]
     turn_advantages: list[list[float | None]]
 
@@ -143,6 +145,8 @@ class Learner:
         step: int,
         temperature: float = 1.0,
         ref_params: Any = None,
+        greedy_scores: Any = None,
+        branch_values: Any = None,
     ) -> tuple[ModelState, ModelState | None, LearnerResult]:
         """One training step on a rollout. The states that come in are donated: use those that come out.
 
@@ -153,14 +157,17 @@ class Learner:
           step: the training step, from 0; decides the minibatches and the critic's warm-up.
           temperature: of the sampler; the log-probs are computed at it, values never.
           ref_params: of the reference model where `needs_reference`.
+          greedy_scores: see `selection.select`.
+          branch_values: see `selection.select`.
 
         Returns:
           (actor, critic, result).
 
         Raises:
           PackingError: trajectories that do not fit the shape.
-          ValueError: no reference where one is needed, a temperature that is not above 0, a trajectory over several
-            rows with a sequence ratio, a return that a cross-entropy critic cannot say.
+          ValueError: no reference, greedy scores or branch values where they are needed, a temperature that is not
+            above 0, a trajectory over several rows with a sequence ratio, a return that a cross-entropy critic cannot
+            say.
         """
         if not temperature > 0:
             raise ValueError(f"temperature={temperature}; allowed: above 0 in training")
@@ -170,23 +177,22 @@ class Learner:
             check_one_row(trajectories)
         started = time.perf_counter()
         temperature = np.float32(temperature)
-        minibatches = self._minibatches(trajectories, step)
+        selection = select(
+            trajectories, self._shape, self._cfg, greedy_scores=greedy_scores, branch_values=branch_values
+        )
+        minibatches = self._minibatches(trajectories, selection.members, step)
         packed = time.perf_counter()
 
         table = self._replicate(self.empty_table())
         scored = []
         for mini in minibatches:
             table = self._score(actor, critic, mini, table, temperature, ref_params, scored)
-        scores = np.zeros(self._shape.trajectories, np.float32)
-        scores[: len(trajectories)] = [trajectory.total_reward for trajectory in trajectories]
-        groups = np.full(self._shape.trajectories, -1, np.int32)
-        groups[: len(trajectories)] = [trajectory.group for trajectory in trajectories]
         key = self._placebo_key(np.uint32(self._seed), np.uint32(step))
         actor_learns = step >= self._cfg.critic_warmup_steps
         estimate = self._programs["estimate"]
         if not actor_learns:
             estimate = self._programs.get("estimate_warmup", estimate)
-        estimated = estimate(table, *self._replicate((scores, groups)), key)
+        estimated = estimate(table, self._replicate(selection.facts), key)
         jax.block_until_ready(estimated)
         check_targets(estimated.metrics, self._cfg)
         success = None
@@ -221,7 +227,10 @@ class Learner:
         estimated, table, scored, updates = self._fetch((estimated, table, scored, updates))
         metrics |= {name: float(value) for name, value in estimated.metrics.items()}
         metrics |= scoring_metrics(scored or updates[:1])
-        metrics |= join_updates(updates)
+        metrics |= join_updates(updates) | selection.metrics
+        metrics |= by_turn_metrics("advantage", estimated.turn_advantages, np.asarray(table.mask))
+        if self._cfg.has_critic:
+            metrics |= critic_metrics(table, estimated, self._cfg.value_scale)
         metrics |= join_packing(
             [mini.stats for mini in minibatches],
             [mini.critic_stats for mini in minibatches] if self._trims else [],
@@ -235,8 +244,8 @@ class Learner:
         values = estimated.turn_values if self._cfg.has_critic else None
         result = LearnerResult(
             metrics=metrics,
-            turn_values=_by_turn(trajectories, values),
-            turn_advantages=_by_turn(trajectories, estimated.turn_advantages),
+            turn_values=_by_turn(trajectories, values, selection.members),
+            turn_advantages=_by_turn(trajectories, estimated.turn_advantages, selection.members),
         )
         return actor, critic, result
 
@@ -256,8 +265,8 @@ class Learner:
         """On the host, after what lies in parts on several hosts has been gathered."""
         return jax.device_get(tree if jax.process_count() == 1 else self._gather(tree))
 
-    def _minibatches(self, trajectories: Sequence[Trajectory], step: int) -> list[_Minibatch]:
-        order = np.random.default_rng([self._seed, step, _MINIBATCHES]).permutation(len(trajectories))
+    def _minibatches(self, trajectories: Sequence[Trajectory], trained: np.ndarray, step: int) -> list[_Minibatch]:
+        order = np.random.default_rng([self._seed, step, _MINIBATCHES]).permutation(trained)
         out = []
         for members in np.array_split(order, self._cfg.num_minibatches):
             members = np.sort(members)  # what is in a minibatch matters, not in which order it is packed
@@ -306,12 +315,13 @@ def _placebo_key(seed: jax.Array, step: jax.Array) -> jax.Array:
     return jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), step), _PLACEBO)
 
 
-def _by_turn(trajectories: Sequence[Trajectory], table: np.ndarray | None) -> list[list[float | None]]:
-    """Lines of the table at the turns that count, None at the others."""
-    out: list[list[float | None]] = []
-    for number, trajectory in enumerate(trajectories):
-        line: list[float | None] = [None] * len(trajectory.turns)
-        for order, index in enumerate(kept_turns(trajectory)[0]):
-            line[index] = None if table is None else float(table[number, order])
-        out.append(line)
+def _by_turn(
+    trajectories: Sequence[Trajectory], table: np.ndarray | None, trained: np.ndarray
+) -> list[list[float | None]]:
+    """Lines of the table at the turns that were trained on, None at the others."""
+    out: list[list[float | None]] = [[None] * len(trajectory.turns) for trajectory in trajectories]
+    if table is not None:
+        for number in trained:
+            for order, index in enumerate(kept_turns(trajectories[number])[0]):
+                out[number][index] = float(table[number, order])
     return out

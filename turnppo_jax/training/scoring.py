@@ -13,12 +13,13 @@ from jax.sharding import Mesh
 
 from turnppo_jax.models.critic import ValueHead, bind_critic
 from turnppo_jax.models.sizes import ModelSizes
-from turnppo_jax.training import advantages as tables
-from turnppo_jax.training import forward
+from turnppo_jax.training import advantages, forward
+from turnppo_jax.training import rollout_table as tables
 from turnppo_jax.training.algorithm import AlgorithmConfig
 from turnppo_jax.training.batching import BatchShape
 from turnppo_jax.training.forward import LearnerSettings
 from turnppo_jax.training.mismatch import mismatch_sums
+from turnppo_jax.training.sums import empty_sampler_sums, join_sums, sampler_sums
 
 
 def make_actor_score(sizes: ModelSizes, mesh: Mesh, settings: LearnerSettings, *, reference: bool = False) -> Callable:
@@ -26,16 +27,15 @@ def make_actor_score(sizes: ModelSizes, mesh: Mesh, settings: LearnerSettings, *
 
     Returns:
       jitted (params, value_head | None, batch, num_micro, temperature) -> dict: logprobs [B, A] float32, and for the
-      policy the sums entropy_sum, gap_sum, num_tokens and the maximum gap_max over sampled tokens (gap is
-      |behavior − logprobs|) and those of `mismatch.mismatch_sums`; with a value head also values ([B, K] or [B, A] by
-      the advantage's level) and bootstrap [B, K].
+      policy the sums of `sums.sampler_sums` and `mismatch.mismatch_sums` over sampled tokens; with a value head also
+      values ([B, K] or [B, A] by the advantage's level) and bootstrap [B, K].
     """
     shape, cfg = settings.shape, settings.algorithm
 
     def score(params, value_head, batch, num_micro, temperature):
         out = {"logprobs": jnp.zeros((shape.rows, shape.sampled), jnp.float32)}
         if not reference:
-            out |= {name: jnp.zeros((), jnp.float32) for name in ("entropy_sum", "gap_sum", "gap_max", "num_tokens")}
+            out |= empty_sampler_sums(shape.max_turns)
         if value_head is not None:
             out |= _value_buffers(shape, cfg)
 
@@ -50,7 +50,9 @@ def make_actor_score(sizes: ModelSizes, mesh: Mesh, settings: LearnerSettings, *
                 head = ValueHead(value_head["value_head"])
                 new["values"], new["bootstrap"] = forward.read_values(head, hidden, micro, level=cfg.advantage_level)
             out = out | {name: _put(out[name], x, index) for name, x in new.items()}
-            return out if reference else out | forward.add_sampler_sums(out, logprobs, entropy, micro)
+            if reference:
+                return out
+            return out | join_sums(out, sampler_sums(logprobs, entropy, micro, shape.max_turns))
 
         out = jax.lax.fori_loop(0, num_micro, body, out)
         if reference:
@@ -110,8 +112,8 @@ def make_collect(settings: LearnerSettings) -> Callable:
 
 
 def make_estimate(settings: LearnerSettings) -> Callable:
-    """Jitted (table, scores [M], group_ids [M], key) -> Advantages; see `advantages.estimate`."""
-    return jax.jit(functools.partial(tables.estimate, cfg=settings.algorithm))
+    """Jitted (table, TrajectoryFacts, key) -> Advantages; see `advantages.estimate`."""
+    return jax.jit(functools.partial(advantages.estimate, cfg=settings.algorithm))
 
 
 def _value_buffers(shape: BatchShape, cfg: AlgorithmConfig) -> dict[str, jax.Array]:

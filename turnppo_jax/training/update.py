@@ -18,13 +18,15 @@ from turnppo_jax import kernels
 from turnppo_jax.models.critic import ValueHead, bind_critic
 from turnppo_jax.models.sizes import ModelSizes
 from turnppo_jax.parallel.sharding import shardings
-from turnppo_jax.training import advantages as tables
 from turnppo_jax.training import forward, mismatch
-from turnppo_jax.training.advantages import Advantages, RolloutTable
+from turnppo_jax.training import rollout_table as tables
+from turnppo_jax.training.advantages import Advantages
 from turnppo_jax.training.algorithm import AlgorithmConfig
 from turnppo_jax.training.batching import BatchShape
 from turnppo_jax.training.forward import LearnerSettings
 from turnppo_jax.training.optimizer import ModelState, apply_gradients
+from turnppo_jax.training.rollout_table import RolloutTable
+from turnppo_jax.training.sums import join_sums, log_ratio_sums, sampler_sums
 from turnppo_jax.types import TrajectoryBatch
 
 # Means that the losses return and the count that each is a mean over.
@@ -96,6 +98,7 @@ def make_actor_update(
         )
         sums = {"policy_loss": loss} | _as_sums(metrics, _POLICY_COUNTS)
         sums |= {name: metrics[name] for name in ("turn_log_ratio_max", "clip_bias")}
+        sums |= log_ratio_sums(logprobs, old, entries["turn_ids"], micro, shape.max_turns)
         if cfg.kl_in_loss:
             kl = kernels.kl_penalty(
                 logprobs,
@@ -116,8 +119,8 @@ def make_actor_update(
         if not settings.scores_actor:
             sums |= mismatch.mismatch_sums(logprobs, behavior, entries["turn_ids"], micro.trajectory_ids, cfg)
         if with_entropy:
-            zeros = {"entropy_sum": 0.0, "gap_sum": 0.0, "gap_max": 0.0}
-            sums |= forward.add_sampler_sums(zeros, jax.lax.stop_gradient(logprobs), entropy, micro, count=False)
+            # The tokens that the loss counts keep their number: those of weight 0 are none of it.
+            sums = sampler_sums(jax.lax.stop_gradient(logprobs), entropy, micro, shape.max_turns) | sums
         if head_params is not None:
             read_from = forward.scale_gradient(hidden, cfg.value_loss_coef)
             values, _ = forward.read_values(
@@ -222,15 +225,10 @@ def _accumulate(
         (more, more_sums), new = grad_of(params, *slice_at(index))
         grads = jax.tree.map(lambda total, g: total + g.astype(jnp.float32), grads, new)
         grads = jax.lax.with_sharding_constraint(grads, place)
-        return loss + more, grads, _join(sums, more_sums)
+        return loss + more, grads, join_sums(sums, more_sums)
 
     start = jnp.zeros((), jnp.float32), jax.tree.map(zeros, params), jax.tree.map(zeros, names)
     return jax.lax.fori_loop(0, num_micro, body, start)
-
-
-def _join(sums: dict[str, jax.Array], more: dict[str, jax.Array]) -> dict[str, jax.Array]:
-    """Sums added; of maxima the larger one."""
-    return {name: jnp.maximum(sums[name], x) if name.endswith("_max") else sums[name] + x for name, x in more.items()}
 
 
 def _step(

@@ -4,11 +4,14 @@ Every mean is a sum over what was counted divided by the count, taken once: neve
 """
 
 from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
 
 from turnppo_jax.training.batching import BatchShape, PackingStats
 from turnppo_jax.training.mismatch import SUMS
 
-Sums = Mapping[str, float]
+Sums = Mapping[str, Any]  # a number or, where the name ends in _by_turn, a vector over the index of a turn
 
 # metric: (sum, count)
 _MEANS = {
@@ -35,13 +38,13 @@ _MEANS = {
 
 def join_updates(updates: Sequence[Sums]) -> dict[str, float]:
     """Metrics over all updates of a training step; those whose count is 0 are left out."""
-    total: dict[str, float] = {}
+    total: dict[str, Any] = {}
     for sums in updates:
         for name, value in sums.items():
-            larger = name.endswith("_max")
-            total[name] = max(total.get(name, 0.0), float(value)) if larger else total.get(name, 0.0) + float(value)
+            value = np.asarray(value, np.float64)
+            total[name] = max(total.get(name, 0.0), value) if name.endswith("_max") else total.get(name, 0.0) + value
     metrics = {
-        metric: total[name] / total[count]
+        metric: float(total[name] / total[count])
         for metric, (name, count) in _MEANS.items()
         if name in total and total.get(count, 0.0) > 0
     }
@@ -49,19 +52,31 @@ def join_updates(updates: Sequence[Sums]) -> dict[str, float]:
         metrics["policy/turn_log_ratio_std"] = _log_ratio_std(total)
         if total.get("num_sequences", 0.0) > 0:
             metrics["policy/sequence_log_ratio_std"] = _log_ratio_std(total, "sequence")
-        metrics["policy/turn_log_ratio_max"] = total["turn_log_ratio_max"]
+        metrics["policy/turn_log_ratio_max"] = float(total["turn_log_ratio_max"])
         metrics["policy/turn_log_ratio_std_first_minibatch"] = _log_ratio_std(updates[0])
     for model in ("actor", "critic"):
         if f"{model}_applied" in total:
-            metrics[f"optim/steps_{model}"] = total[f"{model}_applied"]
-            metrics[f"optim/skipped_{model}"] = total[f"{model}_skipped"]
+            metrics[f"optim/steps_{model}"] = float(total[f"{model}_applied"])
+            metrics[f"optim/skipped_{model}"] = float(total[f"{model}_skipped"])
+    if "turns_by_turn" in total:
+        turns = total["turns_by_turn"]
+        played = np.maximum(turns, 1.0)
+        mean = total["log_ratio_by_turn"] / played
+        variance = np.maximum(total["log_ratio_square_by_turn"] / played - np.square(mean), 0.0)
+        metrics |= by_turn("log_ratio_mean", mean, turns) | by_turn("log_ratio_std", np.sqrt(variance), turns)
     return metrics
+
+
+def by_turn(name: str, values: np.ndarray, counts: np.ndarray) -> dict[str, float]:
+    """`by_turn/<name>_<k>` for every index of a turn, from 1, that somebody played."""
+    return {f"by_turn/{name}_{k + 1}": float(values[k]) for k in range(len(values)) if counts[k] > 0}
 
 
 def scoring_metrics(scored: Sequence[Sums]) -> dict[str, float]:
     """Entropy, and how far sampler and learner lie apart, over what was scored.
 
-    Entropy, gap and divergence are means over sampled tokens; importance weights (as bounded, at the config's level)
+    Entropy, gap and divergence are means over sampled tokens, the share of low entropy is that of tokens below
+    `sums.LOW_ENTROPY`; importance weights (as bounded, at the config's level)
     means over tokens, turns or trajectories. importance_ess is their effective sample size as a share of their number,
     (Σ m)² / (n Σ m²), from above 0 to 1; it is left out where every weight is 0.
 
@@ -73,20 +88,26 @@ def scoring_metrics(scored: Sequence[Sums]) -> dict[str, float]:
     if not tokens or "gap_sum" not in scored[0]:
         return {}
     total = {name: sum(float(sums[name]) for sums in scored) for name in SUMS}
+    entropies, counts = (sum(np.asarray(sums[f"{name}_by_turn"]) for sums in scored) for name in ("entropy", "tokens"))
     units, squares = total["importance_units"], total["importance_square_sum"]
     shares = {}
     if squares > 0:
         # Equal weights give 1 up to rounding, which must not say more.
         shares["sampler/importance_ess"] = min(total["importance_sum"] ** 2 / (units * squares), 1.0)
-    return shares | {
-        "sampler/importance_mean": total["importance_sum"] / units,
-        "sampler/importance_cut_share": total["importance_cut"] / units,
-        "sampler/kl_k1": total["sampler_kl_k1"] / tokens,
-        "sampler/kl_k3": total["sampler_kl_k3"] / tokens,
-        "policy/entropy": sum(float(sums["entropy_sum"]) for sums in scored) / tokens,
-        "sampler/logprob_gap_mean": sum(float(sums["gap_sum"]) for sums in scored) / tokens,
-        "sampler/logprob_gap_max": max(float(sums["gap_max"]) for sums in scored),
-    }
+    return (
+        shares
+        | by_turn("entropy_mean", entropies / np.maximum(counts, 1.0), counts)
+        | {
+            "sampler/importance_mean": total["importance_sum"] / units,
+            "sampler/importance_cut_share": total["importance_cut"] / units,
+            "sampler/kl_k1": total["sampler_kl_k1"] / tokens,
+            "sampler/kl_k3": total["sampler_kl_k3"] / tokens,
+            "policy/entropy": sum(float(sums["entropy_sum"]) for sums in scored) / tokens,
+            "policy/low_entropy_share": sum(float(sums["low_entropy_tokens"]) for sums in scored) / tokens,
+            "sampler/logprob_gap_mean": sum(float(sums["gap_sum"]) for sums in scored) / tokens,
+            "sampler/logprob_gap_max": max(float(sums["gap_max"]) for sums in scored),
+        }
+    )
 
 
 def join_packing(

@@ -13,6 +13,7 @@ from jax.sharding import Mesh
 from turnppo_jax.models.sizes import ModelSizes
 from turnppo_jax.rollout.chat import Chat
 from turnppo_jax.training import demonstrations as demos
+from turnppo_jax.training.conversation_files import REASONS, Conversation, Selection, read_conversations
 from turnppo_jax.training.optimizer import OptimizerConfig
 from turnppo_jax.training.supervised import SupervisedConfig, train_supervised
 
@@ -24,12 +25,18 @@ DEMONSTRATIONS = {
     "sokoban-boxoban": "envs.sokoban.demonstrations:demonstrations",
     "webshop": "envs.webshop.demonstrations:demonstrations",
     "webshop-ragen": "envs.webshop.demonstrations:demonstrations",
+    "bandit": "envs.bandit.demonstrations:demonstrations",
+    "countdown": "envs.countdown.demonstrations:demonstrations",
 }
 
 # Every field of `config.sft`, with its default.
 SFT_DEFAULTS: dict[str, Any] = {
     "source": "demonstrations",  # the environment's own, or "module:function" of the same signature
-    "path": "",  # a JSON-lines file with {"messages": [...]} a line, in place of `source`
+    # In place of `source`: a file of JSON lines, a directory of them (`workdir/trajectories` of a run) or a glob
+    # pattern; a line is {"messages": [...]} or a trajectory, see `training.conversation_files`.
+    "path": "",
+    "min_reward": None,  # least return of an episode that is imitated; None for any
+    "only_success": False,  # imitate only what the environment calls a success
     "num_demonstrations": 4096,  # episodes to demonstrate
     "first_seed": 10_000,  # environment seed of the first one in run 0; run r begins r * num_demonstrations later
     "options": {},  # further arguments of the demonstrating function
@@ -65,12 +72,17 @@ class WarmStartData:
       heldout: one batch of others; None where none were asked for.
       shape: of every batch.
       dropped: conversations that were too long for a row.
+      selection: which conversations were kept, and how many were not.
+      retokenised: conversations of trajectories whose text does not encode to the tokens that were sampled; they are
+        imitated all the same.
     """
 
     train: list[demos.Demonstration]
     heldout: demos.DemonstrationBatch | None
     shape: demos.RowShape
     dropped: int
+    selection: Selection
+    retokenised: int
 
 
 def sft_settings(given: Mapping[str, Any]) -> dict[str, Any]:
@@ -94,15 +106,23 @@ def supervised_config(sft: Mapping[str, Any]) -> SupervisedConfig:
 
 
 def conversations(
-    sft: Mapping[str, Any], env_id: str, env_kwargs: Mapping[str, Any], seed: int
-) -> Iterable[list[dict]]:
-    """Messages of the conversations that the settings ask for, successful ones where the environment says so.
+    sft: Mapping[str, Any], env_id: str, env_kwargs: Mapping[str, Any], seed: int, selection: Selection | None = None
+) -> Iterable[Conversation]:
+    """The conversations that the settings ask for.
+
+    Args:
+      sft: of `sft_settings`.
+      env_id: the environment that demonstrates.
+      env_kwargs: its arguments.
+      seed: of the run.
+      selection: counts what is left out; None makes one of the settings.
 
     Raises:
       ValueError: an environment without demonstrations, a source that cannot be imported, a broken file.
     """
+    selection = selection or Selection(sft["min_reward"], sft["only_success"])
     if sft["path"]:
-        yield from demos.read_conversations(sft["path"])
+        yield from read_conversations(sft["path"], selection)
         return
     source = sft["source"]
     if source == "demonstrations":
@@ -115,7 +135,8 @@ def conversations(
     first = sft["first_seed"] + seed * sft["num_demonstrations"]
     seeds = range(first, first + sft["num_demonstrations"])
     for row in _function(source)(dict(env_kwargs), seeds, env_id=env_id, run_seed=seed, **dict(sft["options"])):
-        yield row["messages"]
+        if selection.keeps(row):
+            yield Conversation(row["messages"])
 
 
 def prepare(sft: Mapping[str, Any], chat: Chat, env_id: str, env_kwargs: Mapping[str, Any], seed: int) -> WarmStartData:
@@ -124,7 +145,12 @@ def prepare(sft: Mapping[str, Any], chat: Chat, env_id: str, env_kwargs: Mapping
     Raises:
       ValueError: as `conversations`; nothing is left to train on.
     """
-    everything = demos.encode_demonstrations(chat, conversations(sft, env_id, env_kwargs, seed))
+    selection = Selection(sft["min_reward"], sft["only_success"])
+    found = list(conversations(sft, env_id, env_kwargs, seed, selection))
+    if not found:
+        raise ValueError(f"no conversation is left to imitate; {selection.line or 'there was none'}")
+    everything = demos.encode_demonstrations(chat, [conversation.messages for conversation in found])
+    retokenised = sum(not c.same_tokens(d.ids, chat) for c, d in zip(found, everything, strict=True))
     kept, dropped = demos.drop_long(everything, sft["row_tokens"])
     if len(kept) <= sft["heldout"]:
         raise ValueError(
@@ -134,7 +160,7 @@ def prepare(sft: Mapping[str, Any], chat: Chat, env_id: str, env_kwargs: Mapping
     shape = demos.RowShape(sft["rows"], sft["row_tokens"], sampled)
     rows = list(demos.pack_rows(kept[: sft["heldout"]], shape))
     heldout = demos.make_batch(rows, dataclasses.replace(shape, rows=len(rows)), chat.pad_id) if rows else None
-    return WarmStartData(kept[sft["heldout"] :], heldout, shape, dropped)
+    return WarmStartData(kept[sft["heldout"] :], heldout, shape, dropped, selection, retokenised)
 
 
 def warm_start(
@@ -148,6 +174,7 @@ def warm_start(
     env_kwargs: Mapping[str, Any],
     seed: int,
     report: Callable[[dict[str, float]], None] | None = None,
+    say: Callable[[str], None] | None = None,
 ) -> tuple[Any, list[dict[str, float]]]:
     """Supervised training as `config.sft` describes it.
 
@@ -161,9 +188,11 @@ def warm_start(
       env_kwargs: its arguments.
       seed: of the run: which seeds are demonstrated, and the order of the data.
       report: called with each row of the history.
+      say: called with a line about the conversations that were left out, if any.
 
     Returns:
-      The parameters and the history of `train_supervised`; its rows also say `sft/demonstrations` and `sft/dropped`.
+      The parameters and the history of `train_supervised`; its rows also say `sft/demonstrations`,
+      `sft/dropped`, `sft/retokenised` and `sft/left_out`.
 
     Raises:
       ValueError: a field of `sft` that is unknown or out of range, demonstrations that cannot be had.
@@ -171,7 +200,10 @@ def warm_start(
     sft = sft_settings(sft)
     config = supervised_config(sft)
     data = prepare(sft, chat, env_id, env_kwargs, seed)
-    counts = {"sft/demonstrations": len(data.train), "sft/dropped": data.dropped}
+    counts = {"sft/demonstrations": len(data.train), "sft/dropped": data.dropped, "sft/retokenised": data.retokenised}
+    counts["sft/left_out"] = sum(data.selection.counts[reason] for reason in REASONS)
+    if say and data.selection.line:
+        say(data.selection.line)
     batches = demos.endless_batches(data.train, data.shape, seed, chat.pad_id)
 
     def report_with_counts(row):

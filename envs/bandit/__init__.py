@@ -1,0 +1,1 @@
+"""A two-armed bandit as text: the environment and its demonstrations."""

@@ -1,0 +1,1 @@
+"""Countdown as text: problems, expressions, the environment and its demonstrations."""
