@@ -255,7 +255,7 @@ def test_old_logprobs_of_the_sampler_with_a_shared_backbone():
     """Values come from a scoring pass of the policy, whose log-probs are then not the old ones."""
     learner = make_learner(share_backbone=True, old_logprobs="behavior")
     actor, critic = learner.init_states(actor_params(), critic_params())
-    (mini,) = learner._minibatches(make_trajectories(), 0)
+    (mini,) = learner._minibatches(make_trajectories(), np.arange(6), 0)
     scored = []
     learner._score(actor, critic, mini, learner.empty_table(), np.float32(1.0), None, scored)
     assert mini.old_logprobs is None and scored[0]["gap_sum"] > 0
