@@ -159,6 +159,24 @@ def test_without_groups_there_is_no_alarm_of_groups_and_metrics_are_0_or_1():
     assert on == {"collapse/entropy_high": 1.0, "collapse/entropy_high_since_step": 31.0}
 
 
+def test_the_curves_of_a_run_that_did_collapse():
+    """The quickstart with sixty times its learning rate, as recorded: broken by step 5, within the first ten steps."""
+    first_ten = {
+        "policy/entropy": [0.45, 0.58, 4.8, 1.2, 0.039, 0.028, 0.018, 0.0097, 0.0062, 0.0051],
+        "optim/grad_norm": [0.5, 0.43, 0.23, 0.13, 0.012, 0.019, 0.0039, 0.0053, 0.0048, 0.0025],
+        "episode/turn_tokens_mean": [7.93, 4.16, 22.3, 23.0, 23.2, 23.2, 23.2, 23.2, 23.2, 23.2],
+        "episode/cut_turn_rate": [0.0, 0.0, 0.92, 0.98, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0],
+        "episode/repeated_tokens_share": [0.0069, 0.029, 0.0008, 0.15, 0.94, 0.94, 0.95, 0.95, 0.95, 0.95],
+    }
+    rows = [evaluation(0, 0.39, half=0.11)]
+    for step in range(1, 31):
+        # Later steps are like the tenth.
+        row = {name: values[min(step, 10) - 1] for name, values in first_ten.items()}
+        rows.append({"step": step, **row} | (evaluation(step, 0.0, half=0.057) if step % 5 == 0 else {}))
+    assert first_alarm(rows) == (10, {"success": 5}), "the second evaluation far below the first"
+    assert since(rows) == {"success": 5, "entropy_low": 11, "repeated_tokens": 11}
+
+
 def test_a_threshold_out_of_range_is_named():
     for field, value in (("steps", 0), ("reward_std", 1.5), ("gradient_spike", 0.5), ("non_finite_steps", 11)):
         with pytest.raises(ValueError, match=rf"collapse\.{field}={value}; allowed"):
