@@ -21,7 +21,7 @@ from turnppo_jax.training.presets import ALGORITHMS, algorithm_by_name, describe
         ({"estimator": "token_gae", "advantage_level": "turn"}, "estimator='token_gae'; allowed: 'token'"),
         ({"gamma": 1.5}, "gamma=1.5; allowed: from 0 to 1"),
         ({"critic_lambda": 1.5}, "critic_lambda=1.5; allowed: from 0 to 1"),
-        ({"dual_clip": 1.0}, "dual_clip=1.0; allowed: above 1, or None"),
+        ({"dual_clip": 1.0}, "dual_clip=1.0; allowed: above 1, or 0 for none"),
         ({"share_backbone": True, "critic_warmup_steps": 2}, "critic_warmup_steps=2 with share_backbone=True"),
         ({"estimator": "returns", "critic_warmup_steps": 2}, "estimator='returns' has no critic; allowed: share_back"),
         ({"length_adaptive_alpha": 0.05}, "length_adaptive_alpha=0.05 with estimator='turn_gae'; allowed: None"),
@@ -48,6 +48,11 @@ def test_defaults_follow_the_other_fields():
     assert levels == {"turn": "turn", "token": "token"}
     assert AlgorithmConfig(estimator="returns", ratio_level="token", advantage_level="turn").loss_level == "token"
     assert AlgorithmConfig(estimator="bi_level_gae", critic_target="lambda_return").advantage_level == "token"
+
+
+def test_a_flag_can_switch_the_clips_off():
+    assert AlgorithmConfig(dual_clip=0.0, value_clip=0.0) == AlgorithmConfig(dual_clip=None)
+    assert AlgorithmConfig(objective="cispo", dual_clip=0.0).dual_clip is None
 
 
 def test_what_is_rarely_meant_is_said():

@@ -26,9 +26,7 @@ from turnppo_jax.comparison.comparing import run_and_compare
 from turnppo_jax.training.json_lines import write_atomically
 
 _RUNS = flags.DEFINE_multi_string("runs", [], "NAME=CONFIG.py[:ARGUMENT][;field=value]...; the first is the reference.")
-_SPEC = flags.DEFINE_string(
-    "spec", None, "FILE.py[:ARGUMENT] or FILE.json, in place of --runs."
-)
+_SPEC = flags.DEFINE_string("spec", None, "FILE.py[:ARGUMENT] or FILE.json, in place of --runs.")
 _OVERRIDES = flags.DEFINE_multi_string("overrides", [], "field=value for all arms of --runs.")
 _SEEDS = flags.DEFINE_list("seeds", None, "Seeds of the runs, with commas; default 0,1,2.")
 _METRIC = flags.DEFINE_string("metric", None, "What is compared; default the evaluated success rate.")

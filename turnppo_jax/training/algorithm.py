@@ -54,7 +54,7 @@ class AlgorithmConfig:
         with the geometric mean or a sequence ratio.
       clip_low: ε below ratio 1.
       clip_high: ε above ratio 1.
-      dual_clip: bound of the ratio where the advantage is negative, above 1; None for none.
+      dual_clip: bound of the ratio where the advantage is negative, above 1; None or 0 for none.
       gamma: discount a turn (turn_gae) or a token (token_gae).
       gae_lambda: λ.
       critic_lambda: λ of the critic's targets with critic_target "lambda_return"; None: that of the advantages.
@@ -85,7 +85,7 @@ class AlgorithmConfig:
         group.
       critic_target: "monte_carlo" (discounted return) | "lambda_return" (A + V).
       value_normalizer: of the value loss.
-      value_clip: PPO's clip of the value, in units of the critic's output; None for none.
+      value_clip: PPO's clip of the value, in units of the critic's output; None or 0 for none.
       value_scale: the critic learns return / value_scale.
       share_backbone: the value head reads the actor's hidden states; there is no backbone of the critic's own.
       value_loss_coef: with a shared backbone, weight of the value loss in the backbone's gradient.
@@ -205,8 +205,10 @@ class AlgorithmConfig:
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)}; allowed: at least 1")
         for name, least in (("dual_clip", 1.0), ("value_clip", 0.0)):
+            if getattr(self, name) == 0:  # a flag can say 0 and not None
+                object.__setattr__(self, name, None)
             if getattr(self, name) is not None and not getattr(self, name) > least:
-                raise ValueError(f"{name}={getattr(self, name)}; allowed: above {least:g}, or None for none")
+                raise ValueError(f"{name}={getattr(self, name)}; allowed: above {least:g}, or 0 for none")
         self._check_estimator()
         if self.share_backbone and self.critic_warmup_steps:
             raise ValueError(
