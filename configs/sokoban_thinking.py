@@ -1,4 +1,4 @@
-"""Estimators compared on one task that two CPU cores can afford: Sokoban with a thinking block, 0.8M parameters.
+"""Sokoban with a demonstrated thinking block, for comparing methods on two CPU cores: a model of 0.8M parameters.
 
     python -m turnppo_jax.train --config=configs/ablations/estimators.py:algo=turn_ppo --workdir=DIR
 
