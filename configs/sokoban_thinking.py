@@ -1,6 +1,6 @@
 """Sokoban with a demonstrated thinking block, for comparing methods on two CPU cores: a model of 0.8M parameters.
 
-    python -m turnppo_jax.train --config=configs/ablations/estimators.py:algo=turn_ppo --workdir=DIR
+    python -m turnppo_jax.train --config=configs/sokoban_thinking.py:algo=turn_ppo --workdir=DIR
 
 One trajectory budget for every algorithm: 128 trajectories a step (groups of 16 where it needs groups, else 128 rooms),
 four minibatches, one epoch. A response names the cells of player, box and target and the way to the end, then up to
