@@ -20,7 +20,7 @@ ARMS: dict[str, tuple[str, dict[str, Any], float]] = {
     "turn_ppo": ("turn_ppo", {}, 1.5e-4),
     "token_ppo": ("token_ppo", {}, 1.5e-4),
     "turn_advantage": ("turn_advantage", {}, 1.5e-4),
-    "grpo": ("grpo", {}, 1.5e-4),
+    "grpo": ("grpo", {}, 5e-5),
 }
 
 
