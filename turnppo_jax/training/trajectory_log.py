@@ -70,7 +70,7 @@ def write_played(path: str | os.PathLike, step: int, played: Mapping[str, Sequen
       played: trajectories by the way of sampling, "temperature 1" or "greedy".
     """
     records = [
-        _record(step, trajectory, None, None) | {"sampling": sampling}
+        _record(step, trajectory, None, None, None) | {"sampling": sampling}
         for sampling, trajectories in played.items()
         for trajectory in trajectories
     ]
