@@ -10,6 +10,7 @@ from turnppo_jax.kernels.segments import POOLINGS
 from turnppo_jax.kernels.turn_groups import ABSENT
 from turnppo_jax.kernels.value_losses import VALUE_LOSSES
 from turnppo_jax.kernels.weights import LEVELS, NORMALIZERS
+from turnppo_jax.training.algorithm_notes import notes
 from turnppo_jax.training.estimators import ESTIMATORS, Estimator
 
 _CHOICES: dict[str, tuple[Any, ...]] = {
@@ -261,6 +262,11 @@ class AlgorithmConfig:
             )
         if not own.critic and (self.share_backbone or self.critic_warmup_steps):
             raise ValueError(f"{name} has no critic; allowed: share_backbone=False, critic_warmup_steps=0")
+        if self.estimator == "branches" and self.reward_placement != "turn":
+            raise ValueError(
+                f"reward_placement={self.reward_placement!r} with {name}; allowed: 'turn' (the branches measure what a "
+                "state has ahead, and a reward on the last turn is ahead of all)"
+            )
         if self.length_adaptive_alpha is not None:
             if self.estimator != "token_gae":
                 raise ValueError(
@@ -313,31 +319,4 @@ class AlgorithmConfig:
 
     def warnings(self) -> list[str]:
         """Settings that work and are rarely meant."""
-        pairs = {
-            "product": ("trajectory_tokens", "tokens"),
-            "geometric_mean": ("turns", "trajectories"),
-        }[self.ratio_pooling]
-        lines = []
-        if self.ratio_level == "sequence":
-            whole = ("trajectories",) if self.loss_level == "turn" else ("trajectory_tokens", "trajectories")
-            if self.normalizer not in whole:
-                lines.append(
-                    f"normalizer={self.normalizer!r} with ratio_level='sequence': trajectories do not weigh the same; "
-                    f"they do with {', '.join(whole)}"
-                )
-        if self.objective == "reinforce" and self.epochs * self.num_minibatches > 1:
-            lines.append(
-                f"objective='reinforce' with epochs={self.epochs}, num_minibatches={self.num_minibatches}: no ratio "
-                "corrects the updates after the first"
-            )
-        if self.ratio_level == "turn" and self.normalizer not in pairs:
-            lines.append(
-                f"normalizer={self.normalizer!r} with ratio_pooling={self.ratio_pooling!r}: at ratio 1 the gradient "
-                f"differs from that of the token ratio; the pairs that agree: {', '.join(pairs)}"
-            )
-        if self._estimator.groups and self.group_scale == "std" and self.whitening != "none":
-            lines.append(
-                f"whitening={self.whitening!r} with estimator={self.estimator!r} and group_scale='std': "
-                "group advantages are scaled twice"
-            )
-        return lines
+        return notes(self)

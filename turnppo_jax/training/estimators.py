@@ -36,6 +36,7 @@ class Estimator:
     Attributes:
       compute: see the module's docstring.
       levels: "turn", "token" or both, where the advantages live.
+      reads: the fields of AlgorithmConfig that it reads and not every other estimator does.
       critic: reads and teaches a critic.
       groups: compares trajectories of one prompt: `group_size` must be at least 2.
       needs: the further field of TrajectoryFacts that it reads, "" for none.
@@ -43,6 +44,7 @@ class Estimator:
 
     compute: Callable
     levels: tuple[str, ...]
+    reads: tuple[str, ...] = ()
     critic: bool = False
     groups: bool = False
     needs: str = ""
@@ -186,17 +188,25 @@ def _returns_to_go(level: Any, cfg: Any) -> jax.Array:
     return kernels.discounted_returns(level.rewards, level.mask, gamma=cfg.gamma, bootstrap_values=level.bootstrap)
 
 
+_TURNS = ("gamma", "reward_placement")
+_GAE = (*_TURNS, "gae_lambda", "bootstrap_truncated", "critic_target")
+_ANCHORS = (*_TURNS, "group_scale", "anchors", "anchor_similarity")
+
 ESTIMATORS = {
-    "turn_gae": Estimator(_gae, ("turn",), critic=True),
-    "token_gae": Estimator(_gae, ("token",), critic=True),
-    "bi_level_gae": Estimator(_bi_level_gae, ("token",), critic=True),
+    "turn_gae": Estimator(_gae, ("turn",), reads=(*_GAE, "critic_lambda"), critic=True),
+    "token_gae": Estimator(_gae, ("token",), reads=(*_GAE, "critic_lambda", "length_adaptive_alpha"), critic=True),
+    "bi_level_gae": Estimator(_bi_level_gae, ("token",), reads=(*_GAE, "turn_gamma", "turn_lambda"), critic=True),
     "sequence_critic": Estimator(_sequence_critic, ("turn",), critic=True),
-    "returns": Estimator(_returns, ("turn", "token")),
-    "group": Estimator(_group, ("turn", "token"), groups=True),
-    "turn_group": Estimator(_turn_group, ("turn",), groups=True),
-    "mt_grpo": Estimator(_mt_grpo, ("turn",), groups=True),
-    "gigpo": Estimator(_gigpo, ("turn",), groups=True, needs="anchor_ids"),
-    "hgpo": Estimator(_hgpo, ("turn",), groups=True, needs="anchor_ids"),
-    "remax": Estimator(_remax, ("turn",), needs="greedy_scores"),
-    "branches": Estimator(_branches, ("turn",), needs="branch_values"),
+    "returns": Estimator(_returns, ("turn", "token"), reads=_TURNS),
+    "group": Estimator(_group, ("turn", "token"), reads=("group_scale", "group_baseline"), groups=True),
+    "turn_group": Estimator(
+        _turn_group, ("turn",), reads=(*_TURNS, "group_scale", "group_baseline", "group_absent"), groups=True
+    ),
+    "mt_grpo": Estimator(_mt_grpo, ("turn",), reads=(*_TURNS, "group_scale", "turn_weight"), groups=True),
+    "gigpo": Estimator(_gigpo, ("turn",), reads=(*_ANCHORS, "step_weight"), groups=True, needs="anchor_ids"),
+    "hgpo": Estimator(
+        _hgpo, ("turn",), reads=(*_ANCHORS, "history_length", "history_alpha"), groups=True, needs="anchor_ids"
+    ),
+    "remax": Estimator(_remax, ("turn",), reads=_TURNS, needs="greedy_scores"),
+    "branches": Estimator(_branches, ("turn",), reads=("gamma", "gae_lambda", "num_branches"), needs="branch_values"),
 }
