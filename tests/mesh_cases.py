@@ -30,6 +30,7 @@ from turnppo_jax.training.forward import ForwardSettings, LearnerSettings
 from turnppo_jax.training.learner import Learner
 from turnppo_jax.training.optimizer import init_state, make_optimizer
 from turnppo_jax.training.rollout_table import empty_table
+from turnppo_jax.training.selection import select
 from turnppo_jax.training.update import make_actor_update
 from turnppo_jax.types import StopReason, Trajectory, Turn
 
@@ -135,9 +136,9 @@ def update_program(mesh, sizes=SIZES, **forward):
     state = on(mesh, state)
     batch = jax.eval_shape(lambda: jax.tree.map(jnp.asarray, pack([], settings.shape)[0]))
     table = jax.eval_shape(lambda: empty_table(settings.shape, settings.algorithm))
-    numbers, ids = (jax.ShapeDtypeStruct((settings.shape.trajectories,), dtype) for dtype in (jnp.float32, jnp.int32))
     estimate = scoring.make_estimate(settings)
-    estimated = jax.eval_shape(estimate, table, numbers, ids, jax.eval_shape(jax.random.key, 0))
+    facts = select([], settings.shape, settings.algorithm).facts
+    estimated = jax.eval_shape(estimate, table, facts, jax.eval_shape(jax.random.key, 0))
     count, temperature = jax.ShapeDtypeStruct((), jnp.int32), jax.ShapeDtypeStruct((), jnp.float32)
     update = make_actor_update(sizes, mesh, settings, optimizer)
     return update.lower(state, None, batch, estimated, table, None, None, count, temperature)
