@@ -5,7 +5,7 @@
 
 With one turn an episode, the unit of decision is all that tells turn_ppo from token_ppo: these are the single-turn
 column beside the many turns of Sokoban. The model (0.8M parameters, with a token for each of the bandit's words) is
-warmed up on demonstrations that err half of the time in the bandit, and on a third of the problems of countdown.
+warmed up on demonstrations that err half of the time in the bandit, and in three of ten problems of countdown.
 """
 
 from ml_collections import ConfigDict
@@ -27,7 +27,7 @@ ENVS = {
         "options": {"noise": 0.5},
         "words": NAMES,
         "context": 64,
-        "sft_steps": 60,
+        "sft_steps": 200,
     },
     "countdown": {
         "kwargs": {"prompt": "compact", "max_numbers": 3, "max_number": 20, "thinking": True},

@@ -1,4 +1,4 @@
-"""Whole runs of the command: killed and continued, other workers, the three algorithms, mistakes in the call."""
+"""Whole runs of the command: killed and continued, other workers, further rollouts, mistakes in the call."""
 
 import json
 import os
@@ -188,15 +188,27 @@ def test_sigterm_ends_a_warm_start_at_once(tmp_path):
     assert not (tmp_path / "start").exists()
 
 
-@pytest.mark.parametrize("algo", ["token_ppo", "grpo"])
-def test_the_other_algorithms_are_the_same_path(tmp_path, algo):
-    done = run(f"{CONFIG}:algo={algo}", f"--workdir={tmp_path}", "--config.steps=2")
+def test_branches_filters_and_reward_terms_are_continued_bit_for_bit(tmp_path):
+    """What a step asks for beside its rollout is a function of (seed, step), too."""
+    flags = (
+        f"{CONFIG}:algo=vine_ppo", "--config.steps=3", "--config.algorithm.group_size=2",
+        "--config.rollout.num_prompts=4", "--config.algorithm.filter=top_spread", "--config.algorithm.filter_fraction=0.5",
+        "--config.reward.terms.response_tokens=0.01",
+    )  # fmt: skip
+    straight, broken = tmp_path / "straight", tmp_path / "broken"
+    done = run(*flags, f"--workdir={straight}")
     assert done.returncode == 0, done.stderr
-    lines = rows(tmp_path)
-    assert [line["step"] for line in lines] == [0, 1, 2]
-    assert all(np.isfinite(value) for line in lines for value in line.values() if value is not None)
-    assert all(line["optim/update_rms"] > 0 for line in lines[1:])
-    assert ("value/loss" in lines[1]) == (algo == "token_ppo")
+    killed = run("update:2", *flags, f"--workdir={broken}", module="tests.killed_run")
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    done = run(*flags, f"--workdir={broken}")
+    assert done.returncode == 0, done.stderr
+    assert rows(broken) == rows(straight)
+    assert trajectory_files(broken) == trajectory_files(straight)
+    continued = saved_state(broken, "actor")
+    for path, leaf in saved_state(straight, "actor").items():
+        np.testing.assert_array_equal(continued[path], leaf, err_msg=path)
+    last = rows(straight)[-1]
+    assert last["batch/trained_trajectories"] == 4 and last["rollout/branch_episodes"] > 8
 
 
 @pytest.mark.parametrize(
