@@ -6,6 +6,10 @@
 With one turn an episode, the unit of decision is all that tells turn_ppo from token_ppo: these are the single-turn
 column beside the many turns of Sokoban. The model (0.8M parameters, with a token for each of the bandit's words) is
 warmed up on demonstrations that err half of the time in the bandit, and in three of ten problems of countdown.
+
+Countdown with turn_ppo, seed 0, on 256 held-out problems: success at temperature 1 from .032 to .161 [.129, .200] in 60
+steps, greedy from .113 to .234 [.187, .290]. In the bandit the arms differ by .15 in the mean with a reward of 0 or 1 on
+one side: it is here as a test of patience.
 """
 
 from ml_collections import ConfigDict

@@ -192,8 +192,8 @@ def test_branches_filters_and_reward_terms_are_continued_bit_for_bit(tmp_path):
     """What a step asks for beside its rollout is a function of (seed, step), too."""
     flags = (
         f"{CONFIG}:algo=vine_ppo", "--config.steps=3", "--config.algorithm.group_size=2",
-        "--config.rollout.num_prompts=4", "--config.algorithm.filter=top_spread", "--config.algorithm.filter_fraction=0.5",
-        "--config.reward.terms.response_tokens=0.01",
+        "--config.rollout.num_prompts=4", "--config.algorithm.filter=top_spread",
+        "--config.algorithm.filter_fraction=0.5", "--config.reward.terms.response_tokens=0.01",
     )  # fmt: skip
     straight, broken = tmp_path / "straight", tmp_path / "broken"
     done = run(*flags, f"--workdir={straight}")
