@@ -8,8 +8,7 @@ column beside the many turns of Sokoban. The model (0.8M parameters, with a toke
 warmed up on demonstrations that err half of the time in the bandit, and in three of ten problems of countdown.
 
 Countdown with turn_ppo, seed 0, on 256 held-out problems: success at temperature 1 from .032 to .161 [.129, .200] in 60
-steps, greedy from .113 to .234 [.187, .290]. In the bandit the arms differ by .15 in the mean with a reward of 0 or 1 on
-one side: it is here as a test of patience.
+steps, greedy from .113 to .234 [.187, .290]. The bandit has no result yet.
 """
 
 from ml_collections import ConfigDict
