@@ -9,6 +9,15 @@ Four arms with equal numbers of trajectories (128 a step), of updates a rollout 
 and its last evaluations are carried forward. A run counts with the mean of its last three evaluations, 1,024 episodes
 on the same 256 held-out rooms. `tune=ARM` runs one arm for 40 steps with each of the three actor rates that its own was
 chosen from, on a seed that the comparison does not have; the critic's rate is 1e-3 everywhere.
+
+Tuning, seed 100: success after 40 steps from .319 before (95 % intervals within +-.051; 5e-5, 1.5e-4, 5e-4):
+
+    turn_ppo        .403  .414  crashed at step 36 (entropy; .103 at step 20)
+    token_ppo       .403  .432  .237
+    turn_advantage  .391  .405  .254
+    grpo            .359  .270  .141
+
+GRPO's is the lowest rate of the three, so that a lower one may serve it better still.
 """
 
 from typing import Any
