@@ -59,6 +59,10 @@ def test_three_steps_of_sokoban(algo, warm_start, tmp_path):
         assert all(np.isfinite(value) for value in line.values() if isinstance(value, float))
         kept = line["batch/trained_trajectories"] + line["batch/overlong_trajectories"]
         assert kept + line["batch/filtered_trajectories"] == TRAJECTORIES
+    if algo == "sppo":  # the critic knows the prompt, and nothing of later turns is written
+        for text in (tmp_path / "trajectories" / "step_000003.jsonl").read_text().splitlines():
+            values = [turn["value"] for turn in json.loads(text)["turns"]]
+            assert values[0] is not None and not any(values[1:])
     before, after = restore_actor_params(tmp_path, 0)[0], restore_actor_params(tmp_path, 3)[0]
     moved = jax.tree.map(lambda a, b: float(np.abs(np.asarray(a) - np.asarray(b)).max()), before, after)
     assert min(jax.tree.leaves(moved)) > 0

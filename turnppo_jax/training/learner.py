@@ -36,7 +36,7 @@ class LearnerResult:
 
     metrics: dict[str, float]
     # By trajectory, by turn: V before the turn and the advantage that the policy learnt from (whitened). None at turns
-    # without a sampled token and in trajectories that are filtered out; values are None without a critic.
+    # without a sampled token and in trajectories that are filtered out; values are None where no critic is taught.
     turn_values: list[list[float | None]]
     turn_advantages: list[list[float | None]]
 
@@ -242,6 +242,8 @@ class Learner:
             "time/update_s": time.perf_counter() - estimated_at,
         }
         values = estimated.turn_values if self._cfg.has_critic else None
+        if self._cfg.estimator == "sequence_critic":  # it is taught the value of the prompt alone
+            values = np.where(np.arange(values.shape[1]) == 0, values, np.nan)
         result = LearnerResult(
             metrics=metrics,
             turn_values=_by_turn(trajectories, values, selection.members),
@@ -323,5 +325,5 @@ def _by_turn(
     if table is not None:
         for number in trained:
             for order, index in enumerate(kept_turns(trajectories[number])[0]):
-                out[number][index] = float(table[number, order])
+                out[number][index] = None if np.isnan(table[number, order]) else float(table[number, order])
     return out
