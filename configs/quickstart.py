@@ -11,11 +11,9 @@ baselines from the same parts.
 
 from ml_collections import ConfigDict
 
-from configs.sections import algorithm_section, parse_algo, reward_section, section, sft_section
-from turnppo_jax.parallel.mesh import MeshSettings, RolloutMeshSettings
+from configs.sections import algorithm_section, base_config, env_section, parse_algo, section, sft_section
 from turnppo_jax.rollout.sampler import SamplerSettings
-from turnppo_jax.settings import CheckpointSettings, ModelSettings, RolloutSettings, RowSettings
-from turnppo_jax.training.collapse import CollapseSettings
+from turnppo_jax.settings import ModelSettings, RolloutSettings, RowSettings
 from turnppo_jax.training.evaluation import EvaluationSettings
 from turnppo_jax.training.forward import ForwardSettings
 from turnppo_jax.training.optimizer import OptimizerConfig
@@ -26,21 +24,10 @@ def get_config(argument: str = "") -> ConfigDict:
     algo = parse_algo(argument)
     settings = {"num_minibatches": 2, "value_scale": 10.0, "normalizer": "tokens"}
     algorithm = algorithm_section(algo, **settings)
-    config = ConfigDict()
-    config.seed = 0
+    config = base_config(algo)
     config.steps = 110
-    config.writers = ("jsonl", "tensorboard", "console")
     config.model = section(ModelSettings, name="tiny-qwen3")
-    config.env = ConfigDict(
-        {
-            "id": "sokoban",
-            "kwargs": {"prompt": "compact", "actions_per_turn": 5},
-            "eval_kwargs": {"split": "eval"},
-            "num_workers": 0,  # a move takes microseconds; a process of its own would cost more
-            "reset_timeout_s": 60.0,
-            "step_timeout_s": 60.0,
-        }
-    )
+    config.env = env_section("sokoban", prompt="compact", actions_per_turn=5)
     config.sampler = section(
         SamplerSettings, num_slots=64, context_length=192, decode_chunk=8, prefill_chunk=64, prefill_rows=8
     )
@@ -48,8 +35,6 @@ def get_config(argument: str = "") -> ConfigDict:
     config.rows = section(RowSettings, micro_rows=8)
     config.forward = section(ForwardSettings, remat="full")  # on a CPU less work than keeping what it makes again
     config.algorithm = algorithm
-    config.mesh = section(MeshSettings)
-    config.rollout_mesh = section(RolloutMeshSettings)
     # total_steps is computed from steps, epochs and minibatches.
     config.actor_optimizer = section(OptimizerConfig, learning_rate=1.5e-4, warmup_steps=5)
     config.critic_optimizer = section(OptimizerConfig, learning_rate=1e-3, warmup_steps=10)
@@ -58,7 +43,4 @@ def get_config(argument: str = "") -> ConfigDict:
         options={"noise": 0.0, "actions_per_turn": "random"}, remat="full",
     )  # fmt: skip
     config.evaluation = section(EvaluationSettings, num_seeds=256, samples=4, greedy=True)
-    config.reward = reward_section(algo)
-    config.collapse = section(CollapseSettings)
-    config.checkpoint = section(CheckpointSettings, save_every=20)
     return config

@@ -7,7 +7,10 @@ from typing import Any
 
 from ml_collections import ConfigDict, config_dict
 
+from turnppo_jax.parallel.mesh import MeshSettings, RolloutMeshSettings
+from turnppo_jax.settings import CheckpointSettings
 from turnppo_jax.training.algorithm import AlgorithmConfig
+from turnppo_jax.training.collapse import CollapseSettings
 from turnppo_jax.training.presets import ALGORITHMS, ALIASES, REWARD_TERMS
 from turnppo_jax.training.reward_terms import TERMS, RewardSettings
 from turnppo_jax.training.warm_start import SFT_DEFAULTS
@@ -40,6 +43,43 @@ def algorithm_section(algo: str, *, group_size: int = 0, **values: Any) -> Confi
     if group_size and settings.get("group_size", 1) > 1:
         settings["group_size"] = group_size
     return section(AlgorithmConfig, **settings)
+
+
+def base_config(algo: str) -> ConfigDict:
+    """What few configs have otherwise: seed, writers, one device, the method's reward, alarms, how often to save."""
+    config = ConfigDict()
+    config.seed = 0
+    config.writers = ("jsonl", "tensorboard", "console")
+    config.mesh = section(MeshSettings)
+    config.rollout_mesh = section(RolloutMeshSettings)
+    config.reward = reward_section(algo)
+    config.collapse = section(CollapseSettings)
+    config.checkpoint = section(CheckpointSettings, save_every=20)
+    return config
+
+
+def env_section(
+    env_id: str, *, num_workers: int = 0, reset_timeout_s: float = 60.0, step_timeout_s: float = 60.0, **kwargs: Any
+) -> ConfigDict:
+    """`config.env`, evaluated on the environment's split "eval".
+
+    Args:
+      env_id: registered id.
+      num_workers: processes of a host; 0 plays inside the run's own, for environments that answer at once.
+      reset_timeout_s: seconds.
+      step_timeout_s: seconds.
+      **kwargs: arguments of the environment.
+    """
+    return ConfigDict(
+        {
+            "id": env_id,
+            "kwargs": kwargs,
+            "eval_kwargs": {"split": "eval"},
+            "num_workers": num_workers,
+            "reset_timeout_s": reset_timeout_s,
+            "step_timeout_s": step_timeout_s,
+        }
+    )
 
 
 def reward_section(algo: str) -> ConfigDict:

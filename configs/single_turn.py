@@ -13,12 +13,10 @@ steps, greedy from .113 to .234 [.187, .290]. The bandit has no result yet.
 
 from ml_collections import ConfigDict
 
-from configs.sections import algorithm_section, parse_algo, reward_section, section, sft_section
+from configs.sections import algorithm_section, base_config, env_section, parse_algo, section, sft_section
 from envs.bandit.env import NAMES
-from turnppo_jax.parallel.mesh import MeshSettings, RolloutMeshSettings
 from turnppo_jax.rollout.sampler import SamplerSettings
-from turnppo_jax.settings import CheckpointSettings, ModelSettings, RolloutSettings, RowSettings
-from turnppo_jax.training.collapse import CollapseSettings
+from turnppo_jax.settings import ModelSettings, RolloutSettings, RowSettings
 from turnppo_jax.training.evaluation import EvaluationSettings
 from turnppo_jax.training.forward import ForwardSettings
 from turnppo_jax.training.optimizer import OptimizerConfig
@@ -51,21 +49,10 @@ def get_config(argument: str = "") -> ConfigDict:
     algo = parse_algo(",".join(f"{key}={value}" for key, value in options.items()))
     env = ENVS[name]
     algorithm = algorithm_section(algo, group_size=16, num_minibatches=2)
-    config = ConfigDict()
-    config.seed = 0
+    config = base_config(algo)
     config.steps = 60
-    config.writers = ("jsonl", "tensorboard", "console")
     config.model = section(ModelSettings, name="tiny-qwen3", words=env["words"])
-    config.env = ConfigDict(
-        {
-            "id": name,
-            "kwargs": env["kwargs"],
-            "eval_kwargs": {"split": "eval"},
-            "num_workers": 0,
-            "reset_timeout_s": 60.0,
-            "step_timeout_s": 60.0,
-        }
-    )
+    config.env = env_section(name, **env["kwargs"])
     config.sampler = section(
         SamplerSettings, num_slots=64, context_length=env["context"], decode_chunk=8, prefill_chunk=32, prefill_rows=8
     )
@@ -76,8 +63,6 @@ def get_config(argument: str = "") -> ConfigDict:
     config.rows = section(RowSettings, micro_rows=16)
     config.forward = section(ForwardSettings, remat="full")
     config.algorithm = algorithm
-    config.mesh = section(MeshSettings)
-    config.rollout_mesh = section(RolloutMeshSettings)
     config.actor_optimizer = section(OptimizerConfig, learning_rate=1.5e-4, warmup_steps=5)
     config.critic_optimizer = section(OptimizerConfig, learning_rate=1e-3, warmup_steps=10)
     config.sft = sft_section(
@@ -85,7 +70,4 @@ def get_config(argument: str = "") -> ConfigDict:
         num_demonstrations=12_000, options=env["options"], remat="full",
     )  # fmt: skip
     config.evaluation = section(EvaluationSettings, every=20, num_seeds=256, samples=4, greedy=True)
-    config.reward = reward_section(algo)
-    config.collapse = section(CollapseSettings)
-    config.checkpoint = section(CheckpointSettings, save_every=20)
     return config

@@ -11,11 +11,9 @@ in quickstart. SmolLM2-135M takes 9.5 minutes a step on one CPU core (19,000 tok
 
 from ml_collections import ConfigDict
 
-from configs.sections import algorithm_section, parse_algo, reward_section, section, sft_section
-from turnppo_jax.parallel.mesh import MeshSettings, RolloutMeshSettings
+from configs.sections import algorithm_section, base_config, env_section, parse_algo, section, sft_section
 from turnppo_jax.rollout.sampler import SamplerSettings
-from turnppo_jax.settings import CheckpointSettings, ModelSettings, RolloutSettings, RowSettings
-from turnppo_jax.training.collapse import CollapseSettings
+from turnppo_jax.settings import ModelSettings, RolloutSettings, RowSettings
 from turnppo_jax.training.evaluation import EvaluationSettings
 from turnppo_jax.training.forward import ForwardSettings
 from turnppo_jax.training.optimizer import OptimizerConfig
@@ -25,21 +23,10 @@ def get_config(argument: str = "") -> ConfigDict:
     """The config; `argument` is "" or "algo=NAME"."""
     algo = parse_algo(argument)
     algorithm = algorithm_section(algo, num_minibatches=4)
-    config = ConfigDict()
-    config.seed = 0
+    config = base_config(algo)
     config.steps = 200
-    config.writers = ("jsonl", "tensorboard", "console")
     config.model = section(ModelSettings, name="Qwen/Qwen2.5-0.5B-Instruct")
-    config.env = ConfigDict(
-        {
-            "id": "sokoban",
-            "kwargs": {"prompt": "full", "actions_per_turn": 5},
-            "eval_kwargs": {"split": "eval"},
-            "num_workers": 1,
-            "reset_timeout_s": 60.0,
-            "step_timeout_s": 60.0,
-        }
-    )
+    config.env = env_section("sokoban", num_workers=1, prompt="full", actions_per_turn=5)
     config.sampler = section(
         SamplerSettings, num_slots=16, context_length=2048, decode_chunk=16, prefill_chunk=512, prefill_rows=2
     )
@@ -48,15 +35,10 @@ def get_config(argument: str = "") -> ConfigDict:
     config.rows = section(RowSettings, micro_rows=1, tokens=2560, sampled=1280)
     config.forward = section(ForwardSettings, remat="full")
     config.algorithm = algorithm
-    config.mesh = section(MeshSettings)
-    config.rollout_mesh = section(RolloutMeshSettings)
     # total_steps is computed from steps, epochs and minibatches.
     config.actor_optimizer = section(OptimizerConfig, learning_rate=1e-6)
     config.critic_optimizer = section(OptimizerConfig, learning_rate=1e-5)
     # Off: `python -m turnppo_jax.sft` with this config warms a model up once for several runs.
     config.sft = sft_section(steps=0, learning_rate=1e-5, rows=4, row_tokens=2048, remat="full")
     config.evaluation = section(EvaluationSettings, every=20, num_seeds=256, greedy=False)
-    config.reward = reward_section(algo)
-    config.collapse = section(CollapseSettings)
-    config.checkpoint = section(CheckpointSettings, save_every=20)
     return config

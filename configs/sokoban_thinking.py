@@ -10,11 +10,9 @@ with the paper's normalizer. The warm start is the same for all algorithms of a 
 
 from ml_collections import ConfigDict
 
-from configs.sections import algorithm_section, parse_algo, reward_section, section, sft_section
-from turnppo_jax.parallel.mesh import MeshSettings, RolloutMeshSettings
+from configs.sections import algorithm_section, base_config, env_section, parse_algo, section, sft_section
 from turnppo_jax.rollout.sampler import SamplerSettings
-from turnppo_jax.settings import CheckpointSettings, ModelSettings, RolloutSettings, RowSettings
-from turnppo_jax.training.collapse import CollapseSettings
+from turnppo_jax.settings import ModelSettings, RolloutSettings, RowSettings
 from turnppo_jax.training.evaluation import EvaluationSettings
 from turnppo_jax.training.forward import ForwardSettings
 from turnppo_jax.training.optimizer import OptimizerConfig
@@ -27,21 +25,11 @@ def get_config(argument: str = "") -> ConfigDict:
     algo = parse_algo(argument)
     algorithm = algorithm_section(algo, group_size=GROUP_SIZE, num_minibatches=4, value_scale=10.0)
     algorithm.dual_clip = 3.0
-    config = ConfigDict()
-    config.seed = 0
+    config = base_config(algo)
     config.steps = 60
     config.writers = ("jsonl", "console")
     config.model = section(ModelSettings, name="tiny-qwen3")
-    config.env = ConfigDict(
-        {
-            "id": "sokoban",
-            "kwargs": {"prompt": "compact", "actions_per_turn": 5, "thinking": True},
-            "eval_kwargs": {"split": "eval"},
-            "num_workers": 0,
-            "reset_timeout_s": 60.0,
-            "step_timeout_s": 60.0,
-        }
-    )
+    config.env = env_section("sokoban", prompt="compact", actions_per_turn=5, thinking=True)
     config.sampler = section(
         SamplerSettings, num_slots=64, context_length=448, decode_chunk=16, prefill_chunk=64, prefill_rows=8
     )
@@ -51,8 +39,6 @@ def get_config(argument: str = "") -> ConfigDict:
     config.rows = section(RowSettings, micro_rows=8)
     config.forward = section(ForwardSettings, remat="full")
     config.algorithm = algorithm
-    config.mesh = section(MeshSettings)
-    config.rollout_mesh = section(RolloutMeshSettings)
     config.actor_optimizer = section(OptimizerConfig, learning_rate=1.5e-4, warmup_steps=8)
     config.critic_optimizer = section(OptimizerConfig, learning_rate=1e-3, warmup_steps=16)
     config.sft = sft_section(
@@ -60,7 +46,4 @@ def get_config(argument: str = "") -> ConfigDict:
         options={"noise": 0.0, "actions_per_turn": "random", "think": "plan"}, remat="full",
     )  # fmt: skip
     config.evaluation = section(EvaluationSettings, every=10, num_seeds=256, samples=4, greedy=False)
-    config.reward = reward_section(algo)
-    config.collapse = section(CollapseSettings)
-    config.checkpoint = section(CheckpointSettings, save_every=20)
     return config

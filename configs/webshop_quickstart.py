@@ -12,12 +12,10 @@ training. Mean score on 256 of them at temperature 1 before and after 45 steps: 
 
 from ml_collections import ConfigDict
 
-from configs.sections import algorithm_section, parse_algo, reward_section, section, sft_section
+from configs.sections import algorithm_section, base_config, env_section, parse_algo, section, sft_section
 from envs.webshop.words import words
-from turnppo_jax.parallel.mesh import MeshSettings, RolloutMeshSettings
 from turnppo_jax.rollout.sampler import SamplerSettings
-from turnppo_jax.settings import CheckpointSettings, ModelSettings, RolloutSettings, RowSettings
-from turnppo_jax.training.collapse import CollapseSettings
+from turnppo_jax.settings import ModelSettings, RolloutSettings, RowSettings
 from turnppo_jax.training.evaluation import EvaluationSettings
 from turnppo_jax.training.forward import ForwardSettings
 from turnppo_jax.training.optimizer import OptimizerConfig
@@ -28,22 +26,11 @@ def get_config(argument: str = "") -> ConfigDict:
     algo = parse_algo(argument)
     settings = {"num_minibatches": 2, "normalizer": "tokens"}
     algorithm = algorithm_section(algo, **settings)
-    config = ConfigDict()
-    config.seed = 0
+    config = base_config(algo)
     config.steps = 45
-    config.writers = ("jsonl", "tensorboard", "console")
     config.model = section(ModelSettings, name="tiny-qwen3", words=words())
     shop = {"num_products": 1000, "prompt": "compact", "thinking": False, "products_per_page": 5, "max_turns": 8}
-    config.env = ConfigDict(
-        {
-            "id": "webshop",
-            "kwargs": shop,
-            "eval_kwargs": {"split": "eval"},
-            "num_workers": 0,  # a page takes a fraction of a millisecond; a process of its own would cost more
-            "reset_timeout_s": 60.0,
-            "step_timeout_s": 60.0,
-        }
-    )
+    config.env = env_section("webshop", **shop)
     config.sampler = section(
         SamplerSettings, num_slots=64, context_length=640, decode_chunk=8, prefill_chunk=128, prefill_rows=8
     )
@@ -51,8 +38,6 @@ def get_config(argument: str = "") -> ConfigDict:
     config.rows = section(RowSettings, micro_rows=5, tokens=768)
     config.forward = section(ForwardSettings, remat="full")  # on a CPU less work than keeping what it makes again
     config.algorithm = algorithm
-    config.mesh = section(MeshSettings)
-    config.rollout_mesh = section(RolloutMeshSettings)
     config.actor_optimizer = section(OptimizerConfig, learning_rate=4e-4, warmup_steps=3)
     config.critic_optimizer = section(OptimizerConfig, learning_rate=1e-3, warmup_steps=10)
     config.sft = sft_section(
@@ -60,7 +45,4 @@ def get_config(argument: str = "") -> ConfigDict:
         num_demonstrations=12_000, options={"query": "request", "noise": 0.1}, remat="full",
     )  # fmt: skip
     config.evaluation = section(EvaluationSettings, num_seeds=256, samples=4, greedy=True)
-    config.reward = reward_section(algo)
-    config.collapse = section(CollapseSettings)
-    config.checkpoint = section(CheckpointSettings, save_every=20)
     return config

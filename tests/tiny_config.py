@@ -2,11 +2,9 @@
 
 from ml_collections import ConfigDict
 
-from configs.sections import algorithm_section, parse_algo, reward_section, section, sft_section
-from turnppo_jax.parallel.mesh import MeshSettings, RolloutMeshSettings
+from configs.sections import algorithm_section, base_config, parse_algo, section, sft_section
 from turnppo_jax.rollout.sampler import SamplerSettings
 from turnppo_jax.settings import CheckpointSettings, ModelSettings, RolloutSettings, RowSettings
-from turnppo_jax.training.collapse import CollapseSettings
 from turnppo_jax.training.evaluation import EvaluationSettings
 from turnppo_jax.training.forward import ForwardSettings
 from turnppo_jax.training.optimizer import OptimizerConfig
@@ -16,8 +14,7 @@ def get_config(argument: str = "") -> ConfigDict:
     """`argument` is "" or "algo=NAME"."""
     algo = parse_algo(argument)
     algorithm = algorithm_section(algo, group_size=2, num_minibatches=2)
-    config = ConfigDict()
-    config.seed = 0
+    config = base_config(algo)
     config.steps = 6
     config.writers = ("jsonl",)
     config.model = section(ModelSettings, name="tiny-qwen3-narrow")
@@ -29,14 +26,10 @@ def get_config(argument: str = "") -> ConfigDict:
     config.rows = section(RowSettings, micro_rows=2)
     config.forward = section(ForwardSettings)
     config.algorithm = algorithm
-    config.mesh = section(MeshSettings)
-    config.rollout_mesh = section(RolloutMeshSettings)
     config.actor_optimizer = section(OptimizerConfig, learning_rate=3e-4)
     config.critic_optimizer = section(OptimizerConfig, learning_rate=1e-3)
     config.sft = sft_section(steps=0)
     config.evaluation = section(EvaluationSettings, num_seeds=4, samples=2, every=3)
-    config.reward = reward_section(algo)
     config.reward.terms.response_tokens = 0.0
-    config.collapse = section(CollapseSettings)
     config.checkpoint = section(CheckpointSettings, save_every=2)
     return config

@@ -5,10 +5,9 @@ from collections.abc import Mapping
 
 from ml_collections import ConfigDict
 
-from configs.sections import algorithm_section, reward_section, section, sft_section
+from configs.sections import algorithm_section, base_config, section, sft_section
 from turnppo_jax.parallel.mesh import MeshSettings, RolloutMeshSettings
-from turnppo_jax.settings import CheckpointSettings, ModelSettings
-from turnppo_jax.training.collapse import CollapseSettings
+from turnppo_jax.settings import ModelSettings
 from turnppo_jax.training.evaluation import EvaluationSettings
 from turnppo_jax.training.forward import ForwardSettings
 from turnppo_jax.training.optimizer import OptimizerConfig
@@ -82,10 +81,8 @@ def shared_sections(model: str, hardware: Hardware, algo: str, *, thinking: bool
       algo: the algorithm's name.
       thinking: of the model's chat template.
     """
-    config = ConfigDict()
-    config.seed = 0
+    config = base_config(algo)
     config.steps = 200
-    config.writers = ("jsonl", "tensorboard", "console")
     config.model = section(ModelSettings, name=model, thinking=thinking)
     config.mesh = section(MeshSettings, fsdp=hardware.fsdp, tensor=hardware.tensor)
     config.rollout_mesh = section(RolloutMeshSettings, tensor=hardware.rollout_tensor)
@@ -95,7 +92,4 @@ def shared_sections(model: str, hardware: Hardware, algo: str, *, thinking: bool
     config.critic_optimizer = section(OptimizerConfig, learning_rate=1e-5)
     config.sft = sft_section(steps=0)
     config.evaluation = section(EvaluationSettings, every=10, num_seeds=256, greedy=False)
-    config.reward = reward_section(algo)
-    config.collapse = section(CollapseSettings)
-    config.checkpoint = section(CheckpointSettings, save_every=20)
     return config

@@ -26,7 +26,7 @@ The paper reports mean rewards from 1.93 to 3.74 for its runs, on the scale of t
 from ml_collections import ConfigDict
 
 from configs.paper.arguments import Hardware, parse, shared_sections
-from configs.sections import section
+from configs.sections import env_section, section
 from turnppo_jax.planning.workload import PlanSettings
 from turnppo_jax.rollout.sampler import SamplerSettings
 from turnppo_jax.settings import RolloutSettings, RowSettings
@@ -43,16 +43,7 @@ def get_config(argument: str = "") -> ConfigDict:
     """The config; `argument` is "algo=NAME,model=NAME,topology=NAME"."""
     model, hardware, algo, _ = parse(argument, HARDWARE)
     config = shared_sections(model, hardware, algo)
-    config.env = ConfigDict(
-        {
-            "id": "sokoban",
-            "kwargs": {"prompt": "full", "actions_per_turn": 5},
-            "eval_kwargs": {"split": "eval"},
-            "num_workers": 8,
-            "reset_timeout_s": 60.0,
-            "step_timeout_s": 60.0,
-        }
-    )
+    config.env = env_section("sokoban", num_workers=8, prompt="full", actions_per_turn=5)
     # 270 + 4 * 70 tokens of prompts and 5 * 400 of responses at most.
     config.sampler = section(
         SamplerSettings, num_slots=hardware.slots, context_length=2560, decode_chunk=32, prefill_chunk=256,

@@ -29,7 +29,7 @@ These configs have not been run.
 from ml_collections import ConfigDict
 
 from configs.paper.arguments import Hardware, parse, shared_sections
-from configs.sections import section
+from configs.sections import env_section, section
 from turnppo_jax.planning.workload import PlanSettings
 from turnppo_jax.rollout.sampler import SamplerSettings
 from turnppo_jax.settings import RolloutSettings, RowSettings
@@ -45,15 +45,8 @@ def get_config(argument: str = "") -> ConfigDict:
     model, hardware, algo, chosen = parse(argument, HARDWARE, thinking=("on", "off"))
     thinking = chosen["thinking"] == "on"
     config = shared_sections(model, hardware, algo, thinking=thinking)
-    config.env = ConfigDict(
-        {
-            "id": "webshop-ragen",
-            "kwargs": {"catalogue": "data/webshop/small", "thinking": thinking},
-            "eval_kwargs": {"split": "eval"},
-            "num_workers": 8,
-            "reset_timeout_s": 120.0,
-            "step_timeout_s": 60.0,
-        }
+    config.env = env_section(
+        "webshop-ragen", num_workers=8, reset_timeout_s=120.0, catalogue="data/webshop/small", thinking=thinking
     )
     config.sampler = section(
         SamplerSettings, num_slots=hardware.slots, context_length=15360, decode_chunk=32, prefill_chunk=512,

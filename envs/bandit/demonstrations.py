@@ -1,12 +1,12 @@
 """Conversations that pull the arm with the larger mean: the data of a warm start."""
 
+import random
 from collections.abc import Iterable, Iterator
 from typing import Any
 
 from envs import registry
-from envs.draws import draws_for
-
-THINK_STYLES = ("none", "plan")
+from envs.bandit.env import BanditEnv
+from envs.single_turn import check_demonstrations, demonstrate
 
 
 def demonstrations(
@@ -37,26 +37,14 @@ def demonstrations(
     Raises:
       ValueError: an argument out of range, by name.
     """
-    if not 0 <= noise <= 1:
-        raise ValueError(f"noise must be in [0, 1], got {noise!r}")
-    if think not in THINK_STYLES:
-        raise ValueError(f"unknown think {think!r}; known: {', '.join(THINK_STYLES)}")
-    env = registry.make(env_id, **env_kwargs)
-    return _play_all(env, seeds, noise, think, only_success, run_seed)
+    check_demonstrations(noise=noise, think=think)
 
-
-def _play_all(env, seeds, noise, think, only_success, run_seed) -> Iterator[dict[str, Any]]:
-    for seed in seeds:
-        observation, _ = env.reset(seed)
+    def answer_of(env: BanditEnv, draws: random.Random) -> tuple[str, str]:
         names = {arm: name for name, arm in env.arm_of.items()}
         arm = env.best_arm
-        if draws_for(run_seed, seed).random() < noise:
+        if draws.random() < noise:
             arm = "low" if arm == "high" else "high"
-        thought = f"{names['high']} is risky." if think == "plan" else ""
-        response = f"{f'<think>{thought}</think>' if env.thinking else ''}<answer>{names[arm]}</answer>"
-        messages = [{"role": "system", "content": env.instructions}] if env.instructions else []
-        messages += [{"role": "user", "content": observation}, {"role": "assistant", "content": response}]
-        success = env.step(response)[4]["success"]
-        if success or not only_success:
-            yield {"messages": messages, "success": success, "seed": seed}
-    env.close()
+        return f"{names['high']} is risky.", names[arm]
+
+    env = registry.make(env_id, **env_kwargs)
+    return demonstrate(env, seeds, answer_of, think=think, only_success=only_success, run_seed=run_seed)

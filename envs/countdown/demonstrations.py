@@ -1,13 +1,13 @@
 """Conversations that solve the problem they were made from: the data of a warm start."""
 
+import random
 from collections.abc import Iterable, Iterator
 from typing import Any
 
 from envs import registry
+from envs.countdown.env import CountdownEnv
 from envs.countdown.problems import random_expression
-from envs.draws import draws_for
-
-THINK_STYLES = ("none", "plan")
+from envs.single_turn import check_demonstrations, demonstrate
 
 
 def demonstrations(
@@ -38,25 +38,13 @@ def demonstrations(
     Raises:
       ValueError: an argument out of range, by name.
     """
-    if not 0 <= noise <= 1:
-        raise ValueError(f"noise must be in [0, 1], got {noise!r}")
-    if think not in THINK_STYLES:
-        raise ValueError(f"unknown think {think!r}; known: {', '.join(THINK_STYLES)}")
-    env = registry.make(env_id, **env_kwargs)
-    return _play_all(env, seeds, noise, think, only_success, run_seed)
+    check_demonstrations(noise=noise, think=think)
 
-
-def _play_all(env, seeds, noise, think, only_success, run_seed) -> Iterator[dict[str, Any]]:
-    for seed in seeds:
-        observation, _ = env.reset(seed)
-        draws, answer, steps = draws_for(run_seed, seed), env.problem.solution, env.problem.steps
+    def answer_of(env: CountdownEnv, draws: random.Random) -> tuple[str, str]:
+        answer, steps = env.problem.solution, env.problem.steps
         if draws.random() < noise:
             _, answer, steps = random_expression(draws, env.problem.numbers)
-        thought = " ".join(steps) if think == "plan" else ""
-        response = f"{f'<think>{thought}</think>' if env.thinking else ''}<answer>{answer}</answer>"
-        messages = [{"role": "system", "content": env.instructions}] if env.instructions else []
-        messages += [{"role": "user", "content": observation}, {"role": "assistant", "content": response}]
-        success = env.step(response)[4]["success"]
-        if success or not only_success:
-            yield {"messages": messages, "success": success, "seed": seed}
-    env.close()
+        return " ".join(steps), answer
+
+    env = registry.make(env_id, **env_kwargs)
+    return demonstrate(env, seeds, answer_of, think=think, only_success=only_success, run_seed=run_seed)
