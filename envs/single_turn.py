@@ -10,7 +10,6 @@ from envs.draws import draws_for
 
 SPLITS = ("train", "eval", "seed")
 PROMPTS = ("full", "compact")
-THINK_STYLES = ("none", "plan")
 
 
 def check_arguments(*, split: str, prompt: str, format_penalty: float) -> None:
@@ -61,11 +60,3 @@ def demonstrate(
         if success or not only_success:
             yield {"messages": messages, "success": success, "seed": seed}
     env.close()
-
-
-def check_demonstrations(*, noise: float, think: str) -> None:
-    """Raises ValueError, by name, for an argument out of range."""
-    if not 0 <= noise <= 1:
-        raise ValueError(f"noise must be in [0, 1], got {noise!r}")
-    if think not in THINK_STYLES:
-        raise ValueError(f"unknown think {think!r}; known: {', '.join(THINK_STYLES)}")

@@ -6,7 +6,8 @@ from typing import Any
 
 from envs import registry
 from envs.bandit.env import BanditEnv
-from envs.single_turn import check_demonstrations, demonstrate
+from envs.demonstrating import check_demonstrations
+from envs.single_turn import demonstrate
 
 
 def demonstrations(

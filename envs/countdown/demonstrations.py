@@ -7,7 +7,8 @@ from typing import Any
 from envs import registry
 from envs.countdown.env import CountdownEnv
 from envs.countdown.problems import random_expression
-from envs.single_turn import check_demonstrations, demonstrate
+from envs.demonstrating import check_demonstrations
+from envs.single_turn import demonstrate
 
 
 def demonstrations(

@@ -3,15 +3,14 @@
 A model that has never seen the response format earns no reward, so it is first trained on these.
 """
 
-import hashlib
 import random
 from collections.abc import Iterable, Iterator
 from typing import Any
 
 from envs import registry
+from envs.demonstrating import check_demonstrations
+from envs.draws import draws_for
 from envs.sokoban import rules, solver
-
-THINK_STYLES = ("none", "plan")
 
 
 def demonstrations(
@@ -54,18 +53,14 @@ def demonstrations(
     """
     if not (actions_per_turn == "random" or (isinstance(actions_per_turn, int) and actions_per_turn >= 1)):
         raise ValueError(f"actions_per_turn must be 'random' or at least 1, got {actions_per_turn!r}")
-    if not 0 <= noise <= 1:
-        raise ValueError(f"noise must be in [0, 1], got {noise!r}")
-    if think not in THINK_STYLES:
-        raise ValueError(f"unknown think {think!r}; known: {', '.join(THINK_STYLES)}")
+    check_demonstrations(noise=noise, think=think)
     env = registry.make(env_id, **env_kwargs)
     return _play_all(env, seeds, actions_per_turn, noise, think, only_success, run_seed)
 
 
 def _play_all(env, seeds, actions_per_turn, noise, think, only_success, run_seed) -> Iterator[dict[str, Any]]:
     for seed in seeds:
-        digest = hashlib.blake2b(f"{run_seed}|{seed}".encode(), digest_size=16).digest()
-        draws = random.Random(int.from_bytes(digest, "big"))
+        draws = draws_for(run_seed, seed)
         demonstration = _play(env, seed, actions_per_turn, noise, think, draws)
         if demonstration is not None and (demonstration["success"] or not only_success):
             yield demonstration

@@ -6,7 +6,6 @@ writes them to a file that `config.sft.path` can name; a config can also have th
 """
 
 import argparse
-import hashlib
 import json
 import pathlib
 import random
@@ -14,12 +13,12 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from envs import registry
+from envs.demonstrating import check_demonstrations
+from envs.draws import draws_for
 from envs.webshop.actions import CLICK, SEARCH, Action
 from envs.webshop.env import WebShopEnv
 from envs.webshop.pages import BUY
 from envs.webshop.shoppers import Shopper, knowing
-
-THINK_STYLES = ("none", "plan")
 
 
 def demonstrations(
@@ -58,10 +57,7 @@ def demonstrations(
     Raises:
       ValueError: an argument out of range, by name.
     """
-    if not 0 <= noise <= 1:
-        raise ValueError(f"noise must be in [0, 1], got {noise!r}")
-    if think not in THINK_STYLES:
-        raise ValueError(f"unknown think {think!r}; known: {', '.join(THINK_STYLES)}")
+    check_demonstrations(noise=noise, think=think)
     shopper = knowing(query)
     env = registry.make(env_id, **env_kwargs)
     return _play_all(env, shopper, seeds, noise, think, only_success, run_seed)
@@ -69,8 +65,7 @@ def demonstrations(
 
 def _play_all(env, shopper, seeds, noise, think, only_success, run_seed) -> Iterator[dict[str, Any]]:
     for seed in seeds:
-        digest = hashlib.blake2b(f"{run_seed}|{seed}".encode(), digest_size=16).digest()
-        draws = random.Random(int.from_bytes(digest, "big"))
+        draws = draws_for(run_seed, seed)
         demonstration = _play(env, shopper, seed, noise, think, draws)
         if demonstration["success"] or not only_success:
             yield demonstration
