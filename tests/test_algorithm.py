@@ -35,6 +35,10 @@ from turnppo_jax.training.rollout_table import Level, empty_table
         ({"anchors": "fuzzy"}, "anchors='fuzzy'; allowed: 'exact', 'similar'"),
         ({"num_branches": 0}, "num_branches=0; allowed: at least 1"),
         ({"estimator": "branches", "reward_placement": "final"}, "reward_placement='final' with estimator='branches'"),
+        (
+            {"estimator": "branches", "kl_coef": 0.1, "kl_placement": "reward"},
+            "kl_placement='reward' with estimator='branches'; allowed: 'loss'",
+        ),
         ({"epochs": 0}, "epochs=0; allowed: at least 1"),
         ({"clip_low": -0.1}, "clip_low=-0.1; allowed: above 0"),
     ],

@@ -8,6 +8,7 @@ GiGPO and HGPO in test_kernels_anchor_groups.
 import functools
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from tests import learner_reference
@@ -21,7 +22,12 @@ from tests.learner_cases import (
     one_step,
     quick_compilation,  # noqa: F401  (a fixture of this module)
 )
+from tests.test_advantages import SHAPE, estimate, filled
 from turnppo_jax import kernels
+from turnppo_jax.training.advantages import estimate as advantages_of
+from turnppo_jax.training.algorithm import AlgorithmConfig
+from turnppo_jax.training.presets import algorithm_by_name
+from turnppo_jax.training.selection import select
 
 LEARNER = {"actor": NO_CLIP, "critic": NO_CLIP}
 GROUP = {"estimator": "group", "group_size": 2, "whitening": "none", "dual_clip": None}
@@ -95,3 +101,90 @@ def test_monte_carlo_advantages_are_gae_at_lambda_one():
     advantages, _ = kernels.turn_gae(rewards, values, mask, gamma=0.9, gae_lambda=1.0)
     returns = kernels.discounted_returns(rewards, mask, gamma=0.9)
     np.testing.assert_allclose(advantages, np.where(mask, returns - values, 0), rtol=1e-5, atol=1e-5)
+
+
+def test_vine_ppo_with_exact_values_is_turn_gae_at_lambda_zero():
+    trajectories = make_trajectories(8)
+    values = np.random.default_rng(0).normal(size=(SHAPE.trajectories, SHAPE.max_turns)).astype(np.float32)
+    after = np.zeros(SHAPE.trajectories)
+    plain = {"gae_lambda": 0.0, "whitening": "none"}
+    _, want = estimate(trajectories, AlgorithmConfig(**plain), values, after)
+    cfg = AlgorithmConfig(estimator="branches", **plain)
+    facts = select(trajectories, SHAPE, cfg, branch_values=values[: len(trajectories)]).facts
+    table = filled(trajectories, cfg, values, after)
+    got = jax.jit(functools.partial(advantages_of, cfg=cfg))(table, facts, jax.random.key(0))
+    np.testing.assert_allclose(got.advantages, want.advantages, rtol=1e-5, atol=1e-6)
+    assert np.abs(want.advantages).max() > 0.5
+
+
+def test_st_ppo_without_its_correction_is_token_ppo_with_the_geometric_turn_ratio():
+    plain = algorithm_by_name("st_ppo", clip_bias_correction=False)
+    assert plain == algorithm_by_name(
+        "token_ppo", ratio_level="turn", ratio_pooling="geometric_mean", normalizer="trajectory_tokens"
+    )
+    # At ratio 1 its gradient is that of the token ratio with the mean advantage of the turn.
+    turn_ids = np.int32([[0, 0, 0, -1, 1, 1], [0, -1, 1, 1, 1, 1]])
+    rng = np.random.default_rng(0)
+    advantages, logprobs = rng.normal(size=(2, *turn_ids.shape)).astype(np.float32)
+    means = np.zeros_like(advantages)
+    for row, k in ((0, 0), (0, 1), (1, 0), (1, 1)):
+        means[row, turn_ids[row] == k] = advantages[row, turn_ids[row] == k].mean()
+    weights = kernels.loss_weights(turn_ids, np.ones((2, 2), bool), level="token", normalizer="trajectory_tokens")
+
+    def gradient(advantages, **levels):
+        def loss(x):
+            return kernels.policy_loss(x, logprobs, turn_ids, advantages, weights, advantage_level="token", **levels)[0]
+
+        return jax.jit(jax.grad(loss))(logprobs)
+
+    turn = gradient(advantages, ratio_level="turn", ratio_pooling="geometric_mean")
+    np.testing.assert_allclose(turn, gradient(means, ratio_level="token"), rtol=1e-5, atol=1e-7)
+    assert np.abs(turn).max() > 0.01
+
+
+def test_the_sampler_s_own_logprobs_weigh_exactly_one():
+    turn_ids, trajectory_ids = np.int32([[0, 0, -1, 1, 1, 2]]), np.int32([[4, 4, 7]])
+    logprobs = np.random.default_rng(0).normal(size=turn_ids.shape).astype(np.float32)
+    for level in ("token", "turn", "sequence"):
+        for mode in ("truncate", "mask"):
+            weights, metrics = kernels.importance_weights(
+                logprobs,
+                logprobs,
+                turn_ids,
+                3,
+                level=level,
+                mode=mode,
+                low=0.5,
+                high=2.0,
+                trajectory_ids=trajectory_ids,
+            )
+            inside = turn_ids >= 0 if level == "token" else np.ones((1, 3), bool)
+            np.testing.assert_array_equal(np.asarray(weights)[inside], 1.0)
+            assert metrics["cut_share"] == 0
+
+
+def test_kl_in_the_reward_is_in_expectation_kl_in_the_loss_by_k2():
+    """E[k1 ∇log π] = ∇KL = E[∇k2], summed over a whole distribution: one response, no baseline, γ = 1."""
+    logits, reference = np.random.default_rng(0).normal(size=(2, 6)).astype(np.float32)
+    ref = jax.nn.log_softmax(reference)
+    inside = np.ones(6, bool)
+
+    def divergence(logits):
+        policy = jax.nn.log_softmax(logits)
+        return jnp.sum(jnp.exp(policy) * (policy - ref))
+
+    def expected(kind, of_reward):
+        def loss(logits):
+            policy = jax.nn.log_softmax(logits)
+            drawn = jax.lax.stop_gradient(jnp.exp(policy))  # how often each of the six is sampled
+            penalty = kernels.kl_penalty(policy, ref, inside, kind=kind)
+            if of_reward:  # the reward is lowered by the penalty: −(−k) log π
+                return jnp.sum(drawn * jax.lax.stop_gradient(penalty) * policy)
+            return jnp.sum(drawn * penalty)
+
+        return jax.grad(loss)(logits)
+
+    want = jax.grad(divergence)(logits)
+    np.testing.assert_allclose(expected("k1", of_reward=True), want, rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(expected("k2", of_reward=False), want, rtol=1e-4, atol=1e-6)
+    assert np.abs(np.asarray(expected("k1", of_reward=False))).max() < 1e-6 < np.abs(want).max()

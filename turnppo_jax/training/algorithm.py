@@ -82,8 +82,8 @@ class AlgorithmConfig:
         deviation) | "spread" (those whose scores are not all equal).
       filter_fraction: with "top_spread".
       filter_on: the score that the filter compares, "return" | "success".
-      mask_overlong: a trajectory with a response that was cut for length trains nothing; its score still counts in its
-        group.
+      mask_overlong: a trajectory with a response that was cut for length trains nothing. Its score still counts in its
+        group; what compares turns (turn_group, mt_grpo, the turns of gigpo and hgpo) does not see it.
       critic_target: "monte_carlo" (discounted return) | "lambda_return" (A + V).
       value_normalizer: of the value loss.
       value_clip: PPO's clip of the value, in units of the critic's output; None or 0 for none.
@@ -266,6 +266,10 @@ class AlgorithmConfig:
             raise ValueError(
                 f"reward_placement={self.reward_placement!r} with {name}; allowed: 'turn' (the branches measure what a "
                 "state has ahead, and a reward on the last turn is ahead of all)"
+            )
+        if self.estimator == "branches" and self.kl_in_reward:
+            raise ValueError(
+                f"kl_placement='reward' with {name}; allowed: 'loss' (the branches measure returns without the penalty)"
             )
         if self.length_adaptive_alpha is not None:
             if self.estimator != "token_gae":

@@ -35,8 +35,9 @@ def select(
 ) -> Selection:
     """Applies the filters and gathers what the estimator reads.
 
-    A group that the filter leaves out has no part in anything. A trajectory masked as over-long is not packed, but
-    its score stays in its group. A trajectory whose greedy score or branch value is missing is left out like a group.
+    A group that the filter leaves out has no part in anything. A trajectory masked as over-long is not packed, so its
+    turns are compared with nothing, but its score stays in its group. A trajectory whose greedy score or branch value
+    is missing is left out like a group.
 
     Args:
       trajectories: the rollout, at most `shape.trajectories`.
