@@ -175,6 +175,10 @@ def test_the_curves_of_a_run_that_did_collapse():
         rows.append({"step": step, **row} | (evaluation(step, 0.0, half=0.057) if step % 5 == 0 else {}))
     assert first_alarm(rows) == (10, {"success": 5}), "the second evaluation far below the first"
     assert since(rows) == {"success": 5, "entropy_low": 11, "repeated_tokens": 11}
+    assert CollapseWatch(CollapseSettings(), SUCCESS, rows).crash() is None, "by default an alarm only sounds"
+    crash = CollapseWatch(CollapseSettings(stop_on_collapse=True), SUCCESS, rows).crash()
+    assert crash["step"] == 30 and crash["alarms"] == {"success": 5, "entropy_low": 11, "repeated_tokens": 11}
+    assert "success: " in crash["why"] and "entropy_low: " in crash["why"]
 
 
 def test_a_threshold_out_of_range_is_named():

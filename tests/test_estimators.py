@@ -223,6 +223,12 @@ def test_similar_texts_are_compared_with_the_first_of_their_cluster():
         trajectory.turns[0].observation = text
     cfg = AlgorithmConfig(estimator="gigpo", anchors="similar", anchor_similarity=0.85, **GROUPS)
     assert anchor_ids(trajectories, SHAPE, cfg)[:3, 0].tolist() == [0, 0, 1]
+    trajectories[2].turns[0].observation = "a" * 10 + "b" * 10
+    between = make_trajectories(8, count=1)[0]  # as near to the second anchor as to the first: it joins the first
+    between.group, between.turns = 0, between.turns[:1]
+    between.turns[0].observation = "a" * 15 + "b" * 5
+    halfway = dataclasses.replace(cfg, anchor_similarity=0.75)
+    assert anchor_ids([trajectories[0], trajectories[2], between], SHAPE, halfway)[:3, 0].tolist() == [0, 1, 0]
 
 
 def test_filters_choose_whole_groups_and_overlong_trajectories_keep_their_score():

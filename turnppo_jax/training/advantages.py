@@ -66,7 +66,7 @@ def estimate(table: RolloutTable, facts: TrajectoryFacts, key: jax.Array, cfg: A
     if cfg.kl_in_reward:
         sampled = jnp.where(table.mask, table.num_tokens, 0)
         metrics["policy/ref_kl"] = jnp.sum(kl) / jnp.maximum(jnp.sum(sampled), 1)
-    if cfg.whitening == "rollout" and cfg.estimator != "returns":  # that has whitened its own
+    if cfg.whitening == "rollout":
         advantages = kernels.whiten(advantages, mask)
     elif cfg.whitening == "trajectory":
         advantages = jax.vmap(kernels.whiten)(advantages, mask)

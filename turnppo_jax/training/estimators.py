@@ -94,7 +94,11 @@ def _sequence_critic(level: Any, table: Any, facts: TrajectoryFacts, cfg: Any):
 
 
 def _returns(level: Any, table: Any, facts: TrajectoryFacts, cfg: Any):
-    """Discounted returns without a critic; whitened over the rollout, their mean is the baseline."""
+    """Discounted returns without a critic; whitened over the rollout, their mean is the baseline.
+
+    Returns without any spread are 0 then; `whiten`, which comes after every estimator, would leave them as they are,
+    and changes nothing about what is white.
+    """
     if cfg.whitening == "rollout":
         whitened = kernels.whitened_returns(
             level.rewards, level.mask, gamma=cfg.gamma, bootstrap_values=level.bootstrap
