@@ -222,6 +222,9 @@ def test_a_run_with_a_huge_learning_rate_stops_says_why_and_stays_stopped(tmp_pa
         assert rows[-1][f"collapse/{name}"] == 1.0
         assert rows[-1][f"collapse/{name}_since_step"] == began
     assert (tmp_path / "checkpoints" / str(crash["step"])).is_dir()
+    # What crashed is evaluated, though no evaluation was due: a comparison must not count an earlier, healthy policy.
+    assert list(json.loads((tmp_path / "eval.json").read_text())) == ["0", str(crash["step"])]
+    assert any(name.startswith("eval/") for name in rows[-1])
     # The same command says the same and trains no further, also where the record of the crash is lost.
     (tmp_path / "crashed.json").unlink()
     again = train(cache, tmp_path, *stopping)

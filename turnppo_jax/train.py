@@ -202,10 +202,16 @@ def train(config: dict[str, Any], workdir: pathlib.Path) -> None:
                     "time/step_s": time.perf_counter() - started,
                     "host/peak_memory_gb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20,
                 }
-                if settings.evaluation.due(step, settings.steps):
+                due = settings.evaluation.due(step, settings.steps)
+                if due:
                     metrics |= evaluate_after(step, weights)
                 metrics |= watch.add(step, metrics)
                 crash = exchange_json(watch.crash())[0] if settings.collapse.stop_on_collapse else None
+                if crash and not due:
+                    # A comparison counts a crashed run with its last evaluation: that of the policy that crashed.
+                    metrics |= evaluate_after(step, weights)
+                    metrics |= watch.add(step, metrics)
+                    crash = exchange_json(watch.crash())[0]
                 with together():
                     if is_first():
                         write_trajectories(

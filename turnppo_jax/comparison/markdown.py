@@ -70,7 +70,8 @@ def _values(found: Mapping[str, Any]) -> str:
 
 
 def _one_run(run: Mapping[str, Any]) -> str:
-    mark = {"crashed": " (crashed)", "unfinished": f"(at step {run['step']})"}.get(run["state"], "")
+    unfinished = f"(at step {run['step']})" if run["step"] >= 0 else "(not begun)"
+    mark = {"crashed": " (crashed)", "unfinished": unfinished}.get(run["state"], "")
     return f"{'' if run['value'] is None else _number(run['value'])}{mark}".strip() or "none"
 
 

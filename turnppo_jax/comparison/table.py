@@ -11,8 +11,9 @@ from turnppo_jax.comparison.records import RunRecord, known_metrics
 from turnppo_jax.training.statistics import Interval, mean_interval
 
 RULE = (
-    "A run counts with the mean of its last {last} evaluations. A crashed run counts with its last evaluations as they "
-    "stand, carried forward to those it missed; a run that is not finished does not count."
+    "A run counts with the mean of its last {last} evaluations. A crashed run's last evaluation is carried forward to "
+    "those that it missed (where an alarm ends a run, it is evaluated once more). A run that is not "
+    "finished does not count."
 )
 # Means over the steps of a run: name in the record, metric.
 _MEANS = (

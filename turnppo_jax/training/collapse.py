@@ -214,7 +214,12 @@ class CollapseWatch:
         self._settings, self._success, self._history = settings, success, list(history)
 
     def add(self, step: int, metrics: Mapping[str, Any]) -> dict[str, float]:
-        """Takes in the metrics of a step; returns those of the alarms after it, none before the first update."""
+        """Takes in the metrics of a step; returns those of the alarms after it, none before the first update.
+
+        Metrics of the step that was last taken in count in their place.
+        """
+        if self._history and self._history[-1]["step"] == step:
+            self._history.pop()
         self._history.append(watched(step, metrics, self._success))
         return alarm_metrics(self._alarms())
 
