@@ -1,7 +1,6 @@
-r"""Command: runs a set of arms with several seeds and compares them honestly; or shows two runs' episodes side by side.
+"""Command: runs a set of arms with several seeds and compares them honestly; or shows two runs' episodes side by side.
 
-    python -m turnppo_jax.compare --out=DIR --seeds=0,1,2 \
-        --runs='turn_ppo=configs/quickstart.py:algo=turn_ppo' \
+    python -m turnppo_jax.compare --out=DIR --seeds=0,1,2 --runs='turn_ppo=configs/quickstart.py:algo=turn_ppo'
         --runs='grpo=configs/quickstart.py:algo=grpo;actor_optimizer.learning_rate=3e-4' --overrides=evaluation.every=10
     python -m turnppo_jax.compare --out=DIR --spec=configs/ablations/NAME.py      (see `comparison.arms.read_spec`)
     python -m turnppo_jax.compare --trajectories A B [--step=N] [--html=FILE]     (files or run directories)

@@ -4,6 +4,11 @@ Each takes (level, table, facts, cfg): the rollout at the advantage's level (tur
 the host knows of the trajectories, and the AlgorithmConfig. It returns (advantages, critic targets) in the level's
 shape, [M, K] over turns or [M, N] over sampled tokens, before whitening; targets in units of reward, None without a
 critic.
+
+All see one rollout, once. ArCHer (arXiv 2402.19446) does not fit: its advantage is min Q − min V of twin critics that
+learn off the policy, which takes a replay buffer of turns, target networks that follow slowly, and critic updates
+between rollouts; a second system beside this one. Its nearest relative on the policy, REINFORCE with r + γ V' − V for a
+turn, is `estimator="turn_gae", gae_lambda=0, objective="reinforce"`.
 """
 
 import dataclasses
