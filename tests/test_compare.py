@@ -162,6 +162,20 @@ def test_a_nan_in_a_metrics_file_is_no_value():
     assert record({0: 0.1, 2: 0.5, 4: math.nan, 6: 0.7}).value(METRIC, 2) == pytest.approx(0.6)
 
 
+def test_a_picture_that_is_not_finished_leaves_the_old_one(monkeypatch, tmp_path):
+    def half_a_picture(_, target, **__):
+        with open(target, "wb") if isinstance(target, pathlib.Path) else target as file:
+            file.write(b"half")
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr("matplotlib.figure.Figure.savefig", half_a_picture)
+    (tmp_path / "x.png").write_bytes(b"old")
+    by_arm = {"a": {0: record(flat(0.3))}}
+    with pytest.raises(KeyboardInterrupt):
+        picture.draw(compared(by_arm, (0,)), by_arm, tmp_path / "x.png")
+    assert (tmp_path / "x.png").read_bytes() == b"old"
+
+
 def test_the_picture_shows_three_panels_with_every_curve(tmp_path):
     by_arm = {
         "grpo": {0: record(flat(0.2)), 1: record({0: 0.1, 2: 0.6}, state="crashed")},

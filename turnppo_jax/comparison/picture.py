@@ -1,5 +1,6 @@
 """All curves of a comparison over trajectories, sampled tokens and wall time. Needs matplotlib."""
 
+import io
 import pathlib
 from collections.abc import Mapping
 from typing import Any
@@ -7,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from turnppo_jax.comparison.table import Records
+from turnppo_jax.training.json_lines import write_atomically
 
 # Okabe and Ito (2008): eight colours that colour-blind readers tell apart; with line and marker a curve is told apart
 # three times over, also in print.
@@ -78,4 +80,6 @@ def draw(found: Mapping[str, Any], records: Records, path: pathlib.Path) -> None
         figure.legend(
             handles, labels, loc="outside upper center", ncols=min(5, len(labels)), frameon=False, fontsize=12
         )
-    figure.savefig(path, dpi=110)
+    drawn = io.BytesIO()
+    figure.savefig(drawn, dpi=110, format="png")
+    write_atomically(path, drawn.getvalue())
