@@ -44,6 +44,22 @@ def test_cross_entropy_golden():
         kernels.value_cross_entropy([0.0], [0.0, 1.0], [1.0])
 
 
+@pytest.mark.parametrize("normalizer, fitted", [("turns", 5.0), ("tokens", 5.0), ("trajectories", 10 / 1.2)])
+def test_what_a_critic_learns_of_a_state_that_episodes_leave_for_one_turn_or_five(normalizer, fitted):
+    """From one state an episode of one turn has return 10, one of five turns 0: E[R] = 5, E[R/N] / E[1/N] = 25/3."""
+    turn_ids = np.array([[0, -1, -1, -1, -1], [0, 1, 2, 3, 4]])
+    mask, returns = turn_ids >= 0, np.zeros((2, 5), np.float32)
+    returns[0, 0] = 10
+    weights = kernels.loss_weights(turn_ids, mask, level="turn", normalizer=normalizer)
+
+    def loss(value):
+        values = jnp.zeros((2, 5)).at[:, 0].set(value)
+        return kernels.value_loss(values, values, returns, weights)[0]
+
+    np.testing.assert_allclose(jax.grad(loss)(fitted), 0.0, atol=1e-6)
+    assert jax.grad(loss)(fitted + 1) > 0.1 and jax.grad(loss)(fitted - 1) < -0.1
+
+
 @pytest.mark.parametrize("kind", ["k1", "k2", "k3"])
 def test_straight_through_has_its_own_value_and_the_gradient_of_k2(kind):
     rng = np.random.default_rng(1)
