@@ -302,6 +302,11 @@ class AlgorithmConfig:
         return self._estimator.critic
 
     @property
+    def bootstraps(self) -> bool:
+        """Whether a truncated trajectory ends with a value: it is asked for, and the estimator reads it."""
+        return self.bootstrap_truncated and "bootstrap_truncated" in self._estimator.reads
+
+    @property
     def loss_level(self) -> str:
         """What the policy loss runs over: turns, or tokens where ratio or advantage are of tokens."""
         return "turn" if self.advantage_level == "turn" and self.ratio_level != "token" else "token"

@@ -272,7 +272,7 @@ class Learner:
         out = []
         for members in np.array_split(order, self._cfg.num_minibatches):
             members = np.sort(members)  # what is in a minibatch matters, not in which order it is packed
-            batch, stats = pack(trajectories, self._shape, members=members, bootstrap=self._cfg.bootstrap_truncated)
+            batch, stats = pack(trajectories, self._shape, members=members, bootstrap=self._cfg.bootstraps)
             batch = self._replicate(batch)
             critic_batch, critic_stats = batch, stats
             if self._trims:
@@ -280,7 +280,7 @@ class Learner:
                     trajectories,
                     self._shape,
                     members=members,
-                    bootstrap=self._cfg.bootstrap_truncated,
+                    bootstrap=self._cfg.bootstraps,
                     values_only=True,
                 )
                 critic_batch = self._replicate(critic_batch)
