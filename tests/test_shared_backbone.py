@@ -87,5 +87,7 @@ def test_the_backbone_learns_from_policy_and_value_and_the_head_from_the_value(c
     assert_trees_close(head["value_head"], own)
     np.testing.assert_allclose(result.metrics["value/loss"], loss, rtol=1e-4)
     # Neither part is small beside the other: the sum could not be right without both.
-    sizes = [max(np.abs(leaf).max() for leaf in jax.tree.leaves(tree)) for tree in (rows.pull_back(of_policy), backbone)]
+    sizes = [
+        max(np.abs(leaf).max() for leaf in jax.tree.leaves(tree)) for tree in (rows.pull_back(of_policy), backbone)
+    ]
     assert 0.05 < COEF * sizes[1] / sizes[0] < 20
