@@ -205,6 +205,8 @@ class Learner:
         rates += [("optim/lr_critic", self._critic_config, critic)] if critic is not None else []
         # Copied to the host before the update donates the counters.
         metrics = {name: float(learning_rate(cfg, state.step)) for name, cfg, state in rates}
+        # Where nothing is left to train on there is no update that would count them.
+        metrics |= {f"optim/steps_{'critic' if name.endswith('critic') else 'actor'}": 0.0 for name, _, _ in rates}
         updates = []
         for _ in range(self._cfg.epochs):
             for mini in minibatches:
