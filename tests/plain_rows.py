@@ -33,7 +33,7 @@ class Rows:
         return _pull_back(actor_params(), self.ids, slope.astype(np.float32))
 
     def pull_back_values(self, slope):
-        return _pull_back_values(critic_params(), self.ids, slope.astype(np.float32))
+        return pull_back_values(critic_params(), self.ids, slope.astype(np.float32))
 
 
 @jax.jit
@@ -42,5 +42,5 @@ def _pull_back(params, ids, slope):
 
 
 @jax.jit
-def _pull_back_values(params, ids, slope):
+def pull_back_values(params, ids, slope):
     return jax.grad(lambda p: jnp.sum(slope * learner_reference.all_values(p, ids)))(params)

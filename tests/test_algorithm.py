@@ -28,6 +28,7 @@ from turnppo_jax.training.rollout_table import Level, empty_table
         ({"dual_clip": 1.0}, "dual_clip=1.0; allowed: above 1, or 0 for none"),
         ({"share_backbone": True, "critic_warmup_steps": 2}, "critic_warmup_steps=2 with share_backbone=True"),
         ({"estimator": "returns", "critic_warmup_steps": 2}, "estimator='returns' has no critic; allowed: share_back"),
+        ({"estimator": "remax", "share_backbone": True}, "has no critic; allowed: share_backbone=False, critic_warm"),
         ({"length_adaptive_alpha": 0.05}, "length_adaptive_alpha=0.05 with estimator='turn_gae'; allowed: None"),
         ({"estimator": "token_gae", "length_adaptive_alpha": 0.0}, "length_adaptive_alpha=0.0; allowed: above 0"),
         ({"filter": "top_spread"}, "filter='top_spread' with group_size=1; allowed: 'none'"),
@@ -69,6 +70,10 @@ def test_what_is_rarely_meant_is_said():
     assert "normalizer='turns'" in AlgorithmConfig(normalizer="turns").warnings()[0]
     (line,) = AlgorithmConfig(estimator="group", group_size=2).warnings()
     assert "whitening='rollout' with estimator='group' and group_scale='std'" in line
+    masked = {"group_size": 2, "whitening": "none", "mask_overlong": True, "kl_coef": 0.1, "kl_placement": "reward"}
+    (line,) = AlgorithmConfig(estimator="group", **masked).warnings()
+    assert "the score that a masked trajectory has in its group is without the penalty" in line
+    assert AlgorithmConfig(estimator="turn_group", **masked).warnings() == []  # it does not see masked ones
     # over tokens a turn's ratio needs the mean, whatever the normalizer; the product counts a turn n_k times
     by_token = {"estimator": "token_gae", "ratio_level": "turn"}
     for normalizer in ("trajectory_tokens", "turns"):

@@ -101,7 +101,7 @@ def test_everything_packed_comes_out_again(window):
         assert t.truncated and not t.terminated and batch.turn_last[row, slot]
         np.testing.assert_array_equal(batch.tokens[row, end - 2 : end + 1], t.final_prompt_ids)
         same = batch.segment_ids[row, end] == batch.segment_ids[row, batch.value_positions[row, slot]]
-        assert same == (not (window and len(t.turns) > 1))
+        assert same == (not window)
     assert (batch.bootstrap_positions >= 0).sum() == 6
     assert batch.turn_last.sum() == 12
 

@@ -42,3 +42,10 @@ def test_a_note_about_a_critic_needs_one():
     assert notes("algo=grpo", critic_optimizer__learning_rate=1.0) == []
     assert notes(algorithm__share_backbone=True, critic_optimizer__learning_rate=1.0) == []
     assert notes(actor_optimizer__learning_rate=0.0) == []
+
+
+def test_a_critic_that_learns_alone_to_the_end():
+    config = get_config()
+    assert notes(algorithm__critic_warmup_steps=config.steps - 1) == []
+    (line,) = notes(algorithm__critic_warmup_steps=config.steps)
+    assert line == "algorithm.critic_warmup_steps=6 with steps=6: the critic alone learns, the policy never"

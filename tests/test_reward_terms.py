@@ -153,6 +153,14 @@ def test_unknown_terms_list_the_known_ones():
     apply_terms([episode()], RewardSettings({"progress": 1.0}))  # no turn: nothing to know it from
 
 
+def test_a_name_that_only_the_environment_can_know_is_said_before_anything_is_played():
+    assert RewardSettings(dict.fromkeys(TERMS, 1.0)).notes() == []
+    near, far = RewardSettings({"environment": 1.0, "succes": 1.0, "progress": 0.5}).notes()
+    assert near.startswith("reward.terms.succes is none of environment, ") and near.endswith("did you mean 'success'?")
+    assert far.startswith("reward.terms.progress is none of") and far.endswith('says it in info["reward_terms"]')
+    assert "\n" not in near + far
+
+
 @pytest.mark.parametrize("said", [{"progress": float("nan")}, {"progress": "much"}, ["progress"]])
 def test_what_is_no_number_is_refused(said):
     with pytest.raises(ValueError, match=r'info\["reward_terms"\]'):
@@ -191,6 +199,17 @@ def test_settings_of_a_run():
 
 class LearnerReached(Exception):
     pass
+
+
+def test_a_misspelt_term_is_said_before_a_model_is_made(tmp_path, monkeypatch, capsys):
+    said_before = []
+    monkeypatch.setattr(train, "starting_policy", lambda *_: said_before.append(capsys.readouterr().out) or 1 / 0)
+    config = get_config()
+    config.reward.terms = {"environment": 1.0, "respons_tokens": -0.1}
+    with pytest.raises(ZeroDivisionError):
+        train.train(finalise(config), tmp_path)
+    (line,) = [line for line in said_before[0].splitlines() if "reward.terms" in line]
+    assert line.startswith("note: reward.terms.respons_tokens is none of") and "did you mean 'response_tokens'?" in line
 
 
 def test_the_learner_of_a_run_gets_the_weighted_sum(tmp_path, monkeypatch):

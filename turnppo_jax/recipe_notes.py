@@ -26,6 +26,11 @@ def recipe_notes(settings: RunSettings) -> list[str]:
         lines.append(
             f"algorithm.group_size={cfg.group_size} with a critic; the paper's recipe: 1, a prompt for every trajectory"
         )
+    if 0 < settings.steps <= cfg.critic_warmup_steps:
+        lines.append(
+            f"algorithm.critic_warmup_steps={cfg.critic_warmup_steps} with steps={settings.steps}: the critic alone "
+            "learns, the policy never"
+        )
     if cfg.epochs > 1:
         lines.append(
             f"algorithm.epochs={cfg.epochs}; the paper's recipe: 1, each rollout trained on once in several minibatches"

@@ -75,7 +75,7 @@ def train(config: dict[str, Any], workdir: pathlib.Path) -> None:
     check_same("config", config)
     check_shared(workdir)
     if is_first():
-        for line in (*settings.learner.algorithm.warnings(), *recipe_notes(settings)):
+        for line in (*settings.learner.algorithm.warnings(), *settings.reward.notes(), *recipe_notes(settings)):
             print(f"note: {line}", flush=True)
     with contextlib.ExitStack() as stack:
         # The policy that the run begins from, and the models. Before it stands there is nothing to save on SIGTERM.

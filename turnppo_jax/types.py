@@ -46,7 +46,8 @@ class Turn:
       action: the decoded response.
       info: what the environment said with its answer (JSON types).
       starts_row: the prompt does not extend the previous turn's tokens but begins a new row
-        (window prompts). The first turn of a trajectory always begins a row.
+        (window prompts). The first turn of a trajectory always begins a row; set there, it says that prompts are
+        rendered anew each turn, so that a prompt which nobody answered stands alone too.
     """
 
     prompt_ids: np.ndarray

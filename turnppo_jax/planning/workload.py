@@ -104,7 +104,7 @@ def expected_workload(
         )
     episodes = [_episode(plan, row, number) for number, row in enumerate(lengths)]
     members = range(-(-shape.trajectories // algorithm.num_minibatches))
-    options = {"members": members, "bootstrap": algorithm.bootstrap_truncated}
+    options = {"members": members, "bootstrap": algorithm.bootstraps}
     batch, actor = pack(episodes, shape, **options)
     critic_batch, critic = batch, actor
     if algorithm.has_critic and not algorithm.share_backbone and algorithm.advantage_level == "turn":

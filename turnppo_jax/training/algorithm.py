@@ -72,7 +72,8 @@ class AlgorithmConfig:
       num_branches: branches: fresh rollouts from each state.
       whitening: of advantages, "rollout" | "trajectory" | "none", over the entries of the advantage's level.
       reward_placement: "turn": on its own turn; "final": all on the last turn.
-      bootstrap_truncated: a truncated trajectory ends with the value of the state after its last action.
+      bootstrap_truncated: a truncated trajectory ends with the value of the state after its last action (turn_gae,
+        token_gae, bi_level_gae; no other estimator has that value).
       group_size: trajectories that answer the same prompt.
       group_scale: "std" | "none".
       group_baseline: "mean" | "leave_one_out".
@@ -300,6 +301,11 @@ class AlgorithmConfig:
     def has_critic(self) -> bool:
         """Whether the advantages need values."""
         return self._estimator.critic
+
+    @property
+    def bootstraps(self) -> bool:
+        """Whether a truncated trajectory ends with a value: it is asked for, and the estimator reads it."""
+        return self.bootstrap_truncated and "bootstrap_truncated" in self._estimator.reads
 
     @property
     def loss_level(self) -> str:

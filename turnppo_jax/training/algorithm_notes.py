@@ -11,6 +11,8 @@ _OF_A_CRITIC = (
     "value_loss_kind",
 )  # fmt: skip
 _OF_ESTIMATORS = tuple(dict.fromkeys(name for estimator in ESTIMATORS.values() for name in estimator.reads))
+# Whole scores against each other, those of masked trajectories among them.
+_SCORES_IN_GROUPS = ("group", "gigpo", "hgpo")
 
 
 def notes(cfg: Any) -> list[str]:
@@ -20,6 +22,11 @@ def notes(cfg: Any) -> list[str]:
         lines.append(
             f"objective='reinforce' with epochs={cfg.epochs}, num_minibatches={cfg.num_minibatches}: no ratio "
             "corrects the updates after the first"
+        )
+    if cfg.mask_overlong and cfg.kl_in_reward and cfg.estimator in _SCORES_IN_GROUPS:
+        lines.append(
+            f"mask_overlong=True with kl_placement='reward' and estimator={cfg.estimator!r}: the score that a masked "
+            "trajectory has in its group is without the penalty, which is measured of those that train"
         )
     for because, names in unread(cfg).items():
         lines.append(f"not read with {because}: {', '.join(f'{name}={getattr(cfg, name)!r}' for name in names)}")

@@ -148,7 +148,7 @@ def _pieces(trajectory: Trajectory, number: int, bootstrap: bool) -> tuple[list[
     if bootstrap and trajectory.truncated and not trajectory.terminated and final is not None and len(final):
         piece = next(piece for piece in reversed(pieces) if piece.starts)
         # Where prompts are rendered anew each turn, so is the one that was never answered.
-        renders_anew = any(turn.starts_row for turn in trajectory.turns[1:]) or piece is not pieces[-1]
+        renders_anew = any(turn.starts_row for turn in trajectory.turns) or piece is not pieces[-1]
         if renders_anew:
             piece.segments.append([final])
         else:

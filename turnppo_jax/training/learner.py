@@ -205,6 +205,8 @@ class Learner:
         rates += [("optim/lr_critic", self._critic_config, critic)] if critic is not None else []
         # Copied to the host before the update donates the counters.
         metrics = {name: float(learning_rate(cfg, state.step)) for name, cfg, state in rates}
+        # Where nothing is left to train on there is no update that would count them.
+        metrics |= {f"optim/steps_{'critic' if name.endswith('critic') else 'actor'}": 0.0 for name, _, _ in rates}
         updates = []
         for _ in range(self._cfg.epochs):
             for mini in minibatches:
@@ -272,7 +274,7 @@ class Learner:
         out = []
         for members in np.array_split(order, self._cfg.num_minibatches):
             members = np.sort(members)  # what is in a minibatch matters, not in which order it is packed
-            batch, stats = pack(trajectories, self._shape, members=members, bootstrap=self._cfg.bootstrap_truncated)
+            batch, stats = pack(trajectories, self._shape, members=members, bootstrap=self._cfg.bootstraps)
             batch = self._replicate(batch)
             critic_batch, critic_stats = batch, stats
             if self._trims:
@@ -280,7 +282,7 @@ class Learner:
                     trajectories,
                     self._shape,
                     members=members,
-                    bootstrap=self._cfg.bootstrap_truncated,
+                    bootstrap=self._cfg.bootstraps,
                     values_only=True,
                 )
                 critic_batch = self._replicate(critic_batch)

@@ -8,6 +8,7 @@ an episode stay the environment's.
 """
 
 import dataclasses
+import difflib
 import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -63,6 +64,18 @@ class RewardSettings:
         if buffer > limit:
             raise ValueError(f"reward.overlong_buffer={buffer}; allowed: at most the limit, {limit}")
         return dataclasses.replace(self, overlong_limit=limit, overlong_buffer=buffer)
+
+    def notes(self) -> list[str]:
+        """One line for each term that the environment has to say: whether it does, the first step's turns tell."""
+        lines = []
+        for name in self.terms:
+            if name not in TERMS:
+                near = difflib.get_close_matches(name, TERMS, n=1)
+                lines.append(
+                    f"reward.terms.{name} is none of {', '.join(TERMS)}: the first step refuses it unless the "
+                    f'environment says it in info["reward_terms"]{f"; did you mean {near[0]!r}?" if near else ""}'
+                )
+        return lines
 
 
 def environment(trajectory: Trajectory, settings: RewardSettings) -> list[float]:
