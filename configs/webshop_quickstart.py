@@ -30,6 +30,8 @@ def get_config(argument: str = "") -> ConfigDict:
     config.steps = 45
     config.model = section(ModelSettings, name="tiny-qwen3", words=words())
     shop = {"num_products": 1000, "prompt": "compact", "thinking": False, "products_per_page": 5, "max_turns": 8}
+    # As the environment has them; named so that a flag can change them.
+    shop |= {"catalogue": "builtin", "goals": "synthetic", "fair_options": False}
     config.env = env_section("webshop", **shop)
     config.sampler = section(
         SamplerSettings, num_slots=64, context_length=640, decode_chunk=8, prefill_chunk=128, prefill_rows=8

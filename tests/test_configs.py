@@ -2,11 +2,13 @@
 
 import dataclasses
 import importlib
+import inspect
 import pathlib
 
 import pytest
 
 from configs.sections import parse_algo, section
+from envs.webshop.env import WebShopEnv
 from turnppo_jax.command_line import finalise
 from turnppo_jax.models.sizes import SIZES
 from turnppo_jax.planning import topology as topologies
@@ -113,3 +115,14 @@ def test_the_paper_s_configs_list_their_pairs():
     assert on.env.kwargs.thinking and on.model.thinking and not off.env.kwargs.thinking and not off.model.thinking
     with pytest.raises(ValueError, match=r"allowed: model=qwen3-1.7b,.*; with thinking=on\|off; with algo=NAME"):
         paper("webshop").get_config("thinking=maybe")
+
+
+@pytest.mark.parametrize("name", ["webshop_quickstart", "paper.webshop"])
+def test_the_shop_that_flags_name_is_the_environment_s_own(name):
+    """What a config names of the environment's arguments so that flags can change it, changes nothing by itself."""
+    kwargs = importlib.import_module(f"configs.{name}").get_config().env.kwargs
+    defaults = inspect.signature(WebShopEnv).parameters
+    for argument in (
+        ("goals", "fair_options", "observation") if "paper" in name else ("catalogue", "goals", "fair_options")
+    ):
+        assert kwargs[argument] == defaults[argument].default

@@ -90,6 +90,14 @@ def run(directory, phases, num_processes=2, devices=2):
     return Group(directory, phases, num_processes, devices).wait()
 
 
+# A mesh on which both hosts own the same rows; an algorithm with few programs, because each is compiled for it.
+TENSOR = {"mesh.data": 1, "mesh.fsdp": 1, "mesh.tensor": 4}
+TENSOR_TRAINING = TENSOR | {
+    "rollout.lockstep": True, "steps": 1, "algorithm.estimator": "returns", "algorithm.ratio_level": "token",
+    "algorithm.num_minibatches": 1,
+}  # fmt: skip
+
+
 def faults_of_all():
     """The same broken episodes for one process and for two: an environment of the second host, a NaN of its data."""
     config = get_config()
@@ -129,7 +137,11 @@ def one(directory, two):
         {"name": "evaluate", "command": "evaluate", "workdir": str(directory / "one"), "step": STEPS},
         saved | {"name": "on_four", "command": "restore"},
         saved | {"name": "on_one", "command": "restore", "changes": one_device},
-    ]
+        {
+            "name": "tensor_train", "command": "train", "workdir": str(directory / "tensor_one"),
+            "changes": TENSOR_TRAINING,
+        },
+    ]  # fmt: skip
     return run(directory / "one_logs", phases, num_processes=1, devices=4)
 
 
@@ -139,16 +151,19 @@ def again(directory, two, one):
     shutil.copytree(directory / "one", directory / "broken")
     evaluate = {"command": "evaluate", "step": STEPS, "workdir": str(directory / "one")}
     broken = {"command": "train", "workdir": str(directory / "broken")}
-    tensor = {"mesh.data": 1, "mesh.fsdp": 1, "mesh.tensor": 4}
     phases = [
         {"name": "views", "command": "views"},
         evaluate | {"name": "evaluate"},
         evaluate | {"name": "lockstep", "changes": {"rollout.lockstep": True}},
-        evaluate | {"name": "tensor_lockstep", "changes": {"rollout.lockstep": True} | tensor},
+        evaluate | {"name": "tensor_lockstep", "changes": {"rollout.lockstep": True} | TENSOR},
+        {
+            "name": "tensor_train", "command": "train", "workdir": str(directory / "tensor_two"),
+            "changes": TENSOR_TRAINING,
+        },
         broken | {"name": "raise", "changes": {"steps": STEPS + 1}, "faults": {"raise": [STEPS + 1, 1]}},
-        broken | {"name": "tensor", "changes": tensor},
+        broken | {"name": "tensor", "changes": TENSOR},
         broken | {"name": "idle", "changes": {"mesh.data": 1, "mesh.fsdp": 2}},
-    ]
+    ]  # fmt: skip
     return run(directory / "again_logs", phases)
 
 
@@ -258,6 +273,16 @@ def test_two_hosts_divide_the_evaluation_of_what_one_process_saved_and_lockstep_
             assert_equal(samples(again.arrays("evaluate"), "ids"), samples(found, "ids"))
             assert_close(samples(again.arrays("evaluate"), "logprobs"), samples(found, "logprobs"), atol=1e-5)
         assert again.metrics(phase) == again.metrics("evaluate")
+
+
+def test_hosts_that_own_the_same_rows_train_in_lockstep(one, again):
+    assert again.ended("tensor_train") == ["finished"] * 2, again.logs()
+    expected, found = one.arrays("tensor_train"), again.arrays("tensor_train")
+    assert_equal(samples(expected, "ids"), samples(found, "ids"))
+    assert_equal(samples(found, "state"), samples(again.arrays("tensor_train", 1), "state"))
+    params = "actor.params"
+    assert_close(samples(expected, "state", params), samples(found, "state", params), atol=1e-4)
+    assert found["state/actor.step"] == 1 and found["state/actor.skipped"] == 0
 
 
 def test_a_host_sees_the_weights_of_all_hosts_without_a_copy(again):

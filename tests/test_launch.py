@@ -21,7 +21,7 @@ case "$*" in
     "-m pip install"*) [[ -z ${STUB_PIP_FAILS:-} ]] || { echo "no network"; exit 1; } ;;
     "-c import hashlib"*) cksum "${@: -1}" | cut -d' ' -f1 ;;
     "- "*) cat > /dev/null; [[ -z ${STUB_LACKS:-} ]] || { echo "it lacks jax" >&2; exit 1; } ;;
-    "-m pytest"*) echo "3 passed in 0.1s"; exit "${STUB_STATUS:-0}" ;;
+    "-m pytest"*) echo "${STUB_SKIPPED:-}"; echo "3 passed in 0.1s"; exit "${STUB_STATUS:-0}" ;;
     "-m turnppo_jax.train"*) echo "trained" ;;
     *) echo "stub: unexpected call: $*" >&2; exit 9 ;;
 esac
@@ -149,3 +149,15 @@ def test_ci_uses_a_fresh_environment_and_passes_on_the_exit_status(clone, tmp_pa
     assert calls[0].startswith("machine -m venv ") and str(clone.repository) not in calls[0]
     assert done.stdout.splitlines()[-1] == f"ci: exit status {status}, pytest: 3 passed in 0.1s"
     assert not list(tmp_path.glob("tmp.*"))  # the scratch folder is gone
+
+
+def test_ci_says_so_when_nothing_was_compiled_for_a_tpu(clone):
+    skipped = "SKIPPED [3] tests/test_plan.py:120: the TPU compiler (package libtpu) is not installed: nothing is"
+    lines = [
+        clone(".ci/run", STUB_SKIPPED=line)[0].stdout.splitlines() for line in (skipped, skipped.replace("lib", ""))
+    ]
+    assert [sum("no program was compiled for a TPU: libtpu is not installed" in one for one in of) for of in lines] == [
+        1,
+        0,
+    ]
+    assert lines[0][-1] == lines[1][-1] == "ci: exit status 0, pytest: 3 passed in 0.1s"

@@ -242,12 +242,16 @@ def test_the_code_is_what_git_sees(cloud):
     (repository / "new.py").write_text("untracked")
     (repository / "__pycache__").mkdir()
     (repository / "__pycache__" / "x.pyc").write_text("ignored")
+    for size in ("small", "all"):
+        (repository / "data" / "webshop" / size).mkdir(parents=True)
+        (repository / "data" / "webshop" / size / "items_shuffle.json").write_text("[]")
     cloud.answers(ready("v6e"))
     code = cloud.workers / "pod" / "turnppo" / "code"
     assert cloud("gce.sh", "setup", *GCE).returncode == 0
     assert (code / "kept file.py").read_text() == "kept" and (code / "-dash").read_text() == "dash"
     assert (code / "new.py").read_text() == "untracked" and (code / "launch" / "host.sh").exists()
-    for name in ("gone.py", "__pycache__", "runs", ".git"):
+    assert (code / "data" / "webshop" / "small" / "items_shuffle.json").exists()
+    for name in ("gone.py", "__pycache__", "runs", ".git", "data/webshop/all"):
         assert not (code / name).exists(), name
     (repository / "new.py").unlink()
     assert cloud("gce.sh", "sync", *GCE).returncode == 0

@@ -15,8 +15,13 @@ from jax.sharding import PartitionSpec as P
 from turnppo_jax.parallel.mesh import make_mesh
 from turnppo_jax.planning import hlo, topology
 from turnppo_jax.planning.collectives import by_kind, collectives
-from turnppo_jax.planning.compiling import compile_program, largest_buffers, needed_bytes
+from turnppo_jax.planning.compiling import Buffer, Compiled, compile_program, largest_buffers, needed_bytes
 from turnppo_jax.planning.flops import partitioned_flops, traced_flops
+from turnppo_jax.planning.making import Plan, PlannedProgram
+from turnppo_jax.planning.programs import Program
+from turnppo_jax.planning.report import verdict
+from turnppo_jax.planning.states import Resident
+from turnppo_jax.planning.topology import GIB
 from turnppo_jax.planning.traffic import memory_bytes
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
@@ -64,6 +69,57 @@ def test_reading_the_compiler_s_refusals():
         (1.5 * 2**20, "f32[6,32,2048], pred[]"),
         (512, "s32[]"),
     ]
+
+
+def planned(name, phase, peak, left, buffers=()):
+    """A program as the compiler answers for it: it fits if its peak, GiB, is within what is left."""
+    sizes = {"arguments": 0.0, "outputs": 0.0, "aliased": 0.0, "temporaries": 0.0, "peak": peak * GIB}
+    compiled = Compiled(peak <= left, left * GIB, **sizes, seconds=1.0, buffers=buffers, text="", partitioned="")
+    program = Program(name, phase, topology.parse("v5e:2x2"), None, None, (), (), 1.0)
+    return PlannedProgram(program, compiled, None, left * GIB)
+
+
+def plan_of(*programs):
+    always = "rollout", "learn"
+    residents = (
+        Resident("critic", 3 * GIB, always, (), "critic_optimizer.moment_dtype"),
+        Resident("actor", 4 * GIB, always, (), "actor_optimizer.moment_dtype"),
+        Resident("gradients of one model", 2 * GIB, ()),
+        Resident("cache", 9 * GIB, ("rollout",), (), "sampler.num_slots"),
+    )
+    return Plan(topology.parse("v5e:2x2"), None, None, residents, programs, None, None, None, None)
+
+
+def test_a_verdict_names_what_is_largest_and_the_fields_to_change():
+    fitting = planned("decode", "rollout", 8.0, 8.0)
+    update = planned("actor update", "learn", 9.5, 8.75, (Buffer(6.0 * GIB, "f32[4,2048,151936]"),))
+    assert verdict(plan_of(fitting)) == "FITS: every program compiles under what the others leave of v5e:2x2's memory."
+    assert verdict(plan_of(fitting, update)).splitlines() == [
+        "DOES NOT FIT: actor update needs 9.50 GiB a chip, its arguments included; the others leave 8.75 of 15.75 GiB.",
+        "  buffer of 6.00 GiB: f32[4,2048,151936]",
+        "  change config fields: rows.micro_rows, rows.tokens, forward.remat='full', forward.head_chunk, mesh.fsdp, "
+        "mesh.tensor",
+        "  resident actor, 4.00 GiB: actor_optimizer.moment_dtype",
+        "  resident critic, 3.00 GiB: critic_optimizer.moment_dtype",
+    ]
+    # In the rollout the cache is there, and largest.
+    lines = verdict(plan_of(planned("prefill", "rollout", 1.0, 0.5))).splitlines()
+    assert lines[2] == "  resident cache, 9.00 GiB: sampler.num_slots"
+
+
+@pytest.mark.parametrize("fits", [True, False])
+def test_the_command_ends_with_1_where_something_does_not_fit(fits):
+    code = (
+        "import types\n"
+        "from turnppo_jax import command_line, plan\n"
+        "plan.environment.prepare = lambda: None  # it would ask for the compiler\n"
+        f"plan.make_plan = lambda *_, **__: types.SimpleNamespace(fits={fits})\n"
+        "plan.record.record, plan.report.text = (lambda _: {}), (lambda made: f'fits: {made.fits}')\n"
+        "command_line.run(plan.main)\n"
+    )
+    flags = ["--config=tests/tiny_config.py", "--topology=v5e:2x2,v6e:2x2"]
+    done = subprocess.run([sys.executable, "-c", code, *flags], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout.count(f"fits: {fits}")) == (0 if fits else 1, 2), done.stderr
 
 
 @needs_compiler
@@ -136,3 +192,33 @@ def test_a_config_that_does_not_fit_says_what_to_change(tmp_path):
     assert not record["fits"]
     cache = next(one for one in record["residents"] if one["name"] == "cache")
     assert cache["bytes"] > record["chip"]["hbm_bytes"]
+
+
+@needs_compiler
+def test_a_model_over_several_hosts_is_planned_in_lockstep_and_refused_without(tmp_path):
+    """As a run would: outside lockstep each host samples alone. VinePPO's branches are a part of the step."""
+    config = tmp_path / "over_hosts.py"
+    config.write_text(
+        "from tests.tiny_config import get_config as tiny\n"
+        "def get_config(argument=''):\n"
+        "    config = tiny('algo=vine_ppo')\n"
+        "    config.model.name = 'tiny-qwen2'\n"
+        "    config.mesh.fsdp, config.mesh.tensor = 2, 8\n"
+        "    config.rollout.lockstep = True\n"
+        "    config.plan = {'first_prompt_tokens': 16, 'next_prompt_tokens': 8}\n"
+        "    config.sampler.num_slots = 8\n"
+        "    return config\n"
+    )
+    flags = [f"--config={config}", "--topology=v5e:4x4", "--effort=fast", f"--output={tmp_path}", "--cache=none"]
+    alone = run_plan(*flags, "--config.rollout.lockstep=False")
+    assert alone.returncode == 2 and alone.stderr.count("\n") == 1
+    assert "config.mesh.tensor=8 reaches across hosts, which have 4 devices each; allowed: an axis" in alone.stderr
+    done = run_plan(*flags)
+    assert done.returncode == 0, done.stderr
+    assert "rollout on all hosts in lockstep (v5e:4x4): data=2, tensor=8" in done.stdout
+    (record,) = json.loads((tmp_path / "plan.json").read_text())
+    # Eight episodes for all hosts together, and four branches from before each of three turns of each.
+    assert (record["rollout"]["episodes"], record["further_rollouts"]["episodes"]) == (8, 8 * 3 * 4)
+    assert record["programs"]["decode"]["topology"] == "v5e:4x4"
+    step = record["step_seconds"]["0.5"]
+    assert step["further rollouts: decode"] > step["decode"] > 0

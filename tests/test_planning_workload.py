@@ -7,11 +7,12 @@ import pytest
 
 from turnppo_jax.command_line import UserError
 from turnppo_jax.models.sizes import SIZES
-from turnppo_jax.planning.rollout_load import rollout_load
+from turnppo_jax.planning.rollout_load import further_load, rollout_load
 from turnppo_jax.planning.workload import PlanSettings, expected_workload, model_flops, unneeded_flops
 from turnppo_jax.rollout.sampler import SamplerSettings
 from turnppo_jax.training.algorithm import AlgorithmConfig
 from turnppo_jax.training.batching import BatchShape
+from turnppo_jax.training.presets import algorithm_by_name
 
 SHAPE = BatchShape(
     rows=16, tokens=256, turns=16, sampled=200, trajectories=32, max_turns=4, max_sampled=160, micro_rows=4
@@ -97,3 +98,20 @@ def test_load_of_a_host():
     assert load.prefill_calls(rows=8) == 16 * 4 / 8
     spread = rollout_load(workload(dataclasses.replace(PLAN, spread=0.5)), PLAN, sampler, hosts=2)
     assert spread.decode_steps >= np.ceil(workload(dataclasses.replace(PLAN, spread=0.5)).episode_tokens[:16].sum() / 4)
+
+
+def test_load_of_the_rollouts_that_an_estimator_asks_for():
+    sampler = SamplerSettings(num_slots=1, context_length=256, prefill_chunk=32)
+    greedy = further_load(workload(), PLAN, sampler, algorithm_by_name("remax"), hosts=2)
+    assert greedy == rollout_load(workload(), PLAN, sampler, hosts=2)  # one more episode for each
+    grouped = algorithm_by_name("remax", group_size=4)
+    assert further_load(workload(), PLAN, sampler, grouped, hosts=2).episodes == 4  # one for each of 8 prompts
+    branches = algorithm_by_name("vine_ppo", num_branches=2)
+    load = further_load(workload(), PLAN, sampler, branches, hosts=2)
+    # 32 trajectories, two branches from before each of three turns, which still sample 60, 40 and 20 tokens.
+    assert (load.episodes, load.decode_steps) == (96, 32 * (60 + 40 + 20))
+    # Contexts of 40, 70 and 100 tokens but the pending one: pieces of 32, 7 | 32, 32, 5 | 32, 32, 32, 3; 2, 1, 0 turns.
+    assert [bucket for bucket, _ in load.prefills] == [16, 32]
+    np.testing.assert_allclose([prompts for _, prompts in load.prefills], [(3 + 2 + 1) / 3, (1 + 2 + 3) / 3])
+    assert load.mean_context == (70 + 120) / 2
+    assert further_load(workload(), PLAN, sampler, ALGORITHM, hosts=2) is None

@@ -1,5 +1,7 @@
 """The README is true: its Python blocks run, its file tree is complete, its commands exist."""
 
+import functools
+import importlib
 import pathlib
 import re
 import subprocess
@@ -76,3 +78,17 @@ def test_every_command_explains_itself(module):
 def test_paths_in_commands_exist():
     for path in re.findall(r"(?:bash |--config=)((?:launch|configs)/[\w/.]+)", TEXT):
         assert path == "configs/NAME.py" or (ROOT / path).is_file(), path
+
+
+def test_fields_in_flags_exist():
+    """Each `--config.a.b` that the README writes, in the configs that it may be given to."""
+    fields = set(re.findall(r"--config\.([a-z][\w.]*\w)", TEXT))
+    assert {"seed", "rollout.num_prompts", "env.kwargs.catalogue"} <= fields
+    for field in fields:
+        names = (
+            ("webshop_quickstart", "paper.webshop") if field.startswith("env.kwargs.") else ("quickstart", "sokoban")
+        )
+        for name in names:
+            config = importlib.import_module(f"configs.{name}").get_config()
+            *sections, last = field.split(".")
+            assert last in functools.reduce(lambda part, key: part[key], sections, config), (name, field)

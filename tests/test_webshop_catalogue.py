@@ -223,7 +223,9 @@ def test_faults_of_places_are_named_in_one_line(tmp_path):
         Catalogue.open(Made(MUGS), cache=tmp_path / "file" / "cache")
     for name in ("items_shuffle.json", "items_shuffle_1000.json.gz"):
         (tmp_path / name).write_text("")
-    with pytest.raises(ValueError, match=r"has several items_shuffle\*\.json: items_shuffle\.json, items_shuffle_1000"):
+    with pytest.raises(
+        ValueError, match=r"several items_shuffle\*\.json: items_shuffle\.json, .*; allowed: one of them"
+    ):
         Catalogue.open(tmp_path)
     with pytest.raises(ValueError, match="num_products must be at least 1 or None, got 0"):
         OfficialFiles(tmp_path, tmp_path, num_products=0)

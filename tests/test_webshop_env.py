@@ -1,11 +1,16 @@
 """The WebShop environment: episodes, rewards, limits, prompts, arguments."""
 
+import json
 import random
 import re
 
 import pytest
 
 from envs.registry import make
+from envs.webshop import official
+from envs.webshop.build import main as build_ahead
+from envs.webshop.builtin import Builtin
+from envs.webshop.catalogue import Catalogue
 from envs.webshop.env import WebShopEnv
 from envs.webshop.shoppers import first_item, knowing
 from envs.webshop.shoppers import play as play_with
@@ -274,3 +279,30 @@ def test_the_builtin_catalogue_with_its_shoppers(tmp_path, monkeypatch):
     assert sizes["train"] > sizes["eval"] > 0
     with pytest.raises(ValueError, match="num_products must be a whole number of at least 1, got 0"):
         make("webshop", num_products=0)
+
+
+def test_a_large_catalogue_is_built_ahead_not_in_the_time_of_a_first_reset(tmp_path, monkeypatch, capsys):
+    """A worker that builds for minutes is taken for hung and killed, and so is the next one."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    asins = [f"B00000000{number}" for number in range(4)]
+    record = dict.fromkeys(("full_description", "small_description", "category", "product_category", "query"), "")
+    items = [record | {"asin": asin, "name": f"Mug {asin}"} for asin in asins]
+    entry = {"attributes": ["red"], "instruction": "Find me mugs", "instruction_attributes": ["red"]}
+    (tmp_path / "items_shuffle.json").write_text(json.dumps(items))
+    (tmp_path / "items_ins_v2.json").write_text(json.dumps(dict.fromkeys(asins, entry)))
+    monkeypatch.setattr(official, "_LARGE_BYTES", (tmp_path / "items_shuffle.json").stat().st_size)
+    with pytest.raises(ValueError, match=f"python -m envs.webshop.build {tmp_path}$") as caught:
+        build(catalogue=str(tmp_path))
+    assert "is not built" in str(caught.value) and "\n" not in str(caught.value)
+    # A few of its records are read in a moment.
+    assert build(catalogue=str(tmp_path), num_products=2).num_goals == 2
+    build_ahead([str(tmp_path)])
+    assert capsys.readouterr().out.startswith("4 products, ")
+    assert build(catalogue=str(tmp_path)).num_goals == 4
+
+
+def test_a_built_catalogue_is_taken_whole(tmp_path):
+    folder = str(Catalogue.open(Builtin(20), cache=tmp_path, progress=False).folder)
+    assert build(catalogue=folder).num_goals > 0
+    with pytest.raises(ValueError, match=r"num_products=5 with catalogue='.*', which is built; allowed: None"):
+        build(catalogue=folder, num_products=5)

@@ -45,9 +45,11 @@ def get_config(argument: str = "") -> ConfigDict:
     model, hardware, algo, chosen = parse(argument, HARDWARE, thinking=("on", "off"))
     thinking = chosen["thinking"] == "on"
     config = shared_sections(model, hardware, algo, thinking=thinking)
+    # Goals, pages and the comparison of options are as the environment has them; named so that a flag can change them.
     config.env = env_section(
-        "webshop-ragen", num_workers=8, reset_timeout_s=120.0, catalogue="data/webshop/small", thinking=thinking
-    )
+        "webshop-ragen", num_workers=8, reset_timeout_s=120.0, catalogue="data/webshop/small", thinking=thinking,
+        goals="synthetic", observation="text", fair_options=False,
+    )  # fmt: skip
     config.sampler = section(
         SamplerSettings, num_slots=hardware.slots, context_length=15360, decode_chunk=32, prefill_chunk=512,
         prefill_rows=4, compute_dtype="bfloat16",

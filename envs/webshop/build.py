@@ -1,6 +1,6 @@
 """Builds the catalogue of a folder of official WebShop files ahead of a run: python -m envs.webshop.build FOLDER.
 
-Environments build it themselves when it is not there; on a machine with many workers the first would wait for minutes.
+Environments build a small one themselves when it is not there, and ask for this command where it would take minutes.
 """
 
 import argparse

@@ -86,10 +86,13 @@ class Catalogue:
             if (folder / MANIFEST).exists():
                 return cls(folder)
             source = find_official_files(folder)
-        about = {"format": FORMAT, "source": source.key()}
-        digest = hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()[:16]
-        target = pathlib.Path(cache or default_cache()) / f"{source.name}-{digest}"
+        target, about = _place(source, cache)
         return cls(built_folder(target, about, functools.partial(write_catalogue, source, progress=progress)))
+
+    @staticmethod
+    def is_built(source: Source, *, cache: str | os.PathLike[str] | None = None) -> bool:
+        """Whether `open` finds the catalogue of a source whole; arguments and errors as there."""
+        return fault(*_place(source, cache)) is None
 
     def __len__(self) -> int:
         return len(self._products)
@@ -151,6 +154,13 @@ def write_catalogue(source: Source, folder: pathlib.Path, *, progress: bool = Tr
         np.save(folder / "order.npy", order.astype(np.int32))
         index.finish(order, functools.partial(bar.show, "indexing"))
     bar.end(f"{len(keys):,} products in {folder.parent}")
+
+
+def _place(source: Source, cache: str | os.PathLike[str] | None) -> tuple[pathlib.Path, dict[str, object]]:
+    """Where the catalogue of a source is kept, and what its manifest says."""
+    about = {"format": FORMAT, "source": source.key()}
+    digest = hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()[:16]
+    return pathlib.Path(cache or default_cache()) / f"{source.name}-{digest}", about
 
 
 def _key(asin: str) -> bytes:

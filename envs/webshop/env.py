@@ -9,6 +9,7 @@ from envs.base import TextEnv
 from envs.webshop import prompts, splits
 from envs.webshop.actions import CLICK, Action, read_answer
 from envs.webshop.builtin import Builtin
+from envs.webshop.cached_folder import MANIFEST
 from envs.webshop.catalogue import Catalogue
 from envs.webshop.goal_files import goal_table
 from envs.webshop.goals import KINDS, Goal, GoalTable
@@ -31,7 +32,8 @@ class WebShopEnv(TextEnv):
 
     Args:
       catalogue: "builtin" for the small one of this package, or a folder: of a built catalogue, or with the official
-        files under their names; or a catalogue that is open. Opened once a process; a large one should be built before.
+        files under their names; or a catalogue that is open. Opened once a process; that of large files has to be built
+        before, by `envs.webshop.build`.
       num_products: how many products the built-in catalogue has, or how many records of the official files are read;
         None for what is usual, or all.
       goals: "synthetic" (made from products and their options) or "human" (sentences that people wrote).
@@ -211,9 +213,19 @@ class WebShopEnv(TextEnv):
 def _opened(catalogue: str, num_products: int | None) -> Catalogue:
     if catalogue == "builtin":
         return Catalogue.open(Builtin() if num_products is None else Builtin(num_products))
-    if num_products is None:
-        return Catalogue.open(catalogue)
-    return Catalogue.open(find_official_files(pathlib.Path(catalogue), num_products))
+    if (pathlib.Path(catalogue) / MANIFEST).exists():
+        if num_products is not None:
+            raise ValueError(f"num_products={num_products} with catalogue={catalogue!r}, which is built; allowed: None")
+        return Catalogue(catalogue)
+    files = find_official_files(pathlib.Path(catalogue), num_products)
+    # A worker that builds it would be taken for hung, and its successor would begin anew.
+    if files.is_large and not Catalogue.is_built(files):
+        count = "" if num_products is None else f" --num_products={num_products}"
+        raise ValueError(
+            f"catalogue={catalogue!r} is not built, which takes minutes; once: "
+            f"python -m envs.webshop.build {catalogue}{count}"
+        )
+    return Catalogue.open(files)
 
 
 @functools.lru_cache(maxsize=8)

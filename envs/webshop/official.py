@@ -10,6 +10,9 @@ from envs.webshop.product import Product
 from envs.webshop.records import field, make_product
 
 _LONGEST_ASIN = 10
+# A file of products from this size on, and so many of its records, take minutes to make a catalogue of.
+_LARGE_BYTES = 100 << 20
+_MANY_PRODUCTS = 100_000
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,6 +43,12 @@ class OfficialFiles:
     def name(self) -> str:
         """Begins the names of what is made from these files."""
         return self.items.name.split(".")[0]
+
+    @property
+    def is_large(self) -> bool:
+        """Whether making a catalogue of them takes longer than an environment may take to begin."""
+        many = self.num_products is None or self.num_products > _MANY_PRODUCTS
+        return many and self.items.stat().st_size >= _LARGE_BYTES
 
     def key(self) -> dict[str, object]:
         """Path, size and time of change of each file, and the number of products."""
@@ -80,7 +89,7 @@ def find_official_files(folder: pathlib.Path, num_products: int | None = None) -
         paths = sorted([*folder.glob(name), *folder.glob(f"{name}.gz")])
         if len(paths) > 1:
             names = ", ".join(path.name for path in paths)
-            raise ValueError(f"catalogue folder {folder} has several {name}: {names}; name one by OfficialFiles")
+            raise ValueError(f"catalogue folder {folder} has several {name}: {names}; allowed: one of them")
         if not paths and role in ("items", "attributes"):
             raise ValueError(f"catalogue folder {folder} has no {name} (or .json.gz) and is no built catalogue")
         if paths:

@@ -99,9 +99,11 @@ def check_inside_hosts(mesh: Mesh, name: str) -> None:
     for axis in ("tensor", "sequence"):
         along = np.moveaxis(owners, mesh.axis_names.index(axis), -1)
         if np.any(along != along[..., :1]):
+            # Counted in the mesh, which may be that of a slice that is only planned.
+            devices = np.unique(owners, return_counts=True)[1].max()
             raise ValueError(
-                f"{name}.{axis}={mesh.shape[axis]} reaches across hosts, which have {jax.local_device_count()} devices "
-                "each; allowed: an axis inside a host, or rollout.lockstep=True"
+                f"{name}.{axis}={mesh.shape[axis]} reaches across hosts, which have {devices} devices each; allowed: "
+                "an axis inside a host, or rollout.lockstep=True"
             )
 
 

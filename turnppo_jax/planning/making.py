@@ -8,13 +8,14 @@ from jax.sharding import Mesh
 
 from turnppo_jax.command_line import UserError
 from turnppo_jax.models.sizes import ModelSizes
+from turnppo_jax.parallel.hosts import check_inside_hosts
 from turnppo_jax.parallel.mesh import make_mesh
 from turnppo_jax.planning import states as state_shapes
 from turnppo_jax.planning.compiling import Compiled, compile_program
 from turnppo_jax.planning.estimate import Estimate, estimate
 from turnppo_jax.planning.learner_programs import learner_programs, weight_sync_program
 from turnppo_jax.planning.programs import Program
-from turnppo_jax.planning.rollout_load import RolloutLoad, rollout_load
+from turnppo_jax.planning.rollout_load import RolloutLoad, further_load, rollout_load
 from turnppo_jax.planning.rollout_programs import rollout_programs
 from turnppo_jax.planning.rollout_time import DecodeBytes, decode_bytes, prefill_seconds
 from turnppo_jax.planning.states import Resident
@@ -53,7 +54,8 @@ class Plan:
       residents: what stays in memory.
       programs: in the order of a step.
       workload: of a minibatch.
-      load: of one host in the rollout.
+      load: of one host in the rollout; in lockstep of all hosts together.
+      further: of the rollouts that the estimator asks for beside the step's own; None where it asks for none.
       decode: what a decode step reads at half-full slots.
     """
 
@@ -64,6 +66,7 @@ class Plan:
     programs: tuple[PlannedProgram, ...]
     workload: Workload
     load: RolloutLoad
+    further: RolloutLoad | None
     decode: DecodeBytes
 
     @property
@@ -79,10 +82,16 @@ class Plan:
         """Seconds of a training step by what it does, with this share of the collectives hidden."""
         sampler, prefill, decode = self.settings.sampler, self.named("prefill"), self.named("decode")
         rows = sampler.prefill_rows * sampler.data_shards(prefill.program.mesh)
-        out = {
-            "prefill": prefill_seconds(self.load, sampler.prefill_chunk, rows, prefill.estimate, overlap),
-            "decode": decode.program.runs * decode.estimate.seconds(overlap),
-        }
+
+        def played(load: RolloutLoad, name: str) -> dict[str, float]:
+            return {
+                f"{name}prefill": prefill_seconds(load, sampler.prefill_chunk, rows, prefill.estimate, overlap),
+                f"{name}decode": load.decode_steps / sampler.decode_chunk * decode.estimate.seconds(overlap),
+            }
+
+        out = played(self.load, "")
+        if self.further is not None:
+            out |= played(self.further, "further rollouts: ")
         for planned in self.programs:
             if planned.program.phase == "learn":
                 out[planned.program.name] = planned.program.runs * planned.estimate.seconds(overlap)
@@ -113,7 +122,12 @@ def make_plan(
     """
     mesh = make_mesh(**dataclasses.asdict(settings.mesh), devices=topology.devices())
     whole_rollout = settings.rollout_mesh.make(mesh)
-    rollout_mesh = _host_mesh(whole_rollout, topology)
+    # As in a run: each host samples on a slice of its own, or all together on the whole.
+    if settings.rollout.lockstep:
+        sampling, rollout_mesh, hosts = topology, whole_rollout, 1
+    else:
+        check_inside_hosts(mesh, "config.mesh")
+        sampling, rollout_mesh, hosts = topology.host, _host_mesh(whole_rollout, topology), topology.num_hosts
     workload = expected_workload(
         settings.plan,
         settings.learner.shape,
@@ -121,10 +135,11 @@ def make_plan(
         max_turn_tokens=settings.rollout.max_turn_tokens,
         context_length=settings.sampler.context_length,
     )
-    load = rollout_load(workload, settings.plan, settings.sampler, hosts=topology.num_hosts)
+    load = rollout_load(workload, settings.plan, settings.sampler, hosts)
+    further = further_load(workload, settings.plan, settings.sampler, settings.learner.algorithm, hosts)
     states = state_shapes.make_states(settings, sizes, mesh, rollout_mesh)
     residents = tuple(state_shapes.residents(states))
-    programs = rollout_programs(settings, sizes, topology.host, rollout_mesh, states, load)
+    programs = rollout_programs(settings, sizes, sampling, rollout_mesh, states, load)
     programs += learner_programs(settings, sizes, topology, mesh, states, workload)
     programs.append(weight_sync_program(settings, sizes, topology, mesh, whole_rollout, states))
     planned = []
@@ -145,7 +160,7 @@ def make_plan(
     half = settings.sampler.context_length / 2
     at_half = estimate(decode.program, decode.compiled, live_tokens=half)
     read = decode_bytes(sizes, states, settings.sampler, at_half, half, chips=rollout_mesh.size)
-    return Plan(topology, sizes, settings, residents, tuple(planned), workload, load, read)
+    return Plan(topology, sizes, settings, residents, tuple(planned), workload, load, further, read)
 
 
 def _host_mesh(whole: Mesh, topology: Topology) -> Mesh:
@@ -158,7 +173,7 @@ def _host_mesh(whole: Mesh, topology: Topology) -> Mesh:
     if len(devices) % tensor:
         raise UserError(
             f"config.rollout_mesh.tensor={tensor} on {topology.name}; allowed: a divisor of {len(devices)}, the chips "
-            "of a host, which samples alone"
+            "of a host, which samples alone, or rollout.lockstep=True"
         )
     return make_mesh(data=len(devices) // tensor, tensor=tensor, devices=devices)
 

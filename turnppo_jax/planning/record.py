@@ -29,6 +29,8 @@ def record(plan: Plan) -> dict[str, Any]:
         },
         "minibatch": {"actor": dataclasses.asdict(work.actor), "critic": dataclasses.asdict(work.critic)},
         "rollout": dataclasses.asdict(plan.load),
+        "further_rollouts": None if plan.further is None else dataclasses.asdict(plan.further),
+        "lockstep": plan.settings.rollout.lockstep,
         "fits": plan.fits,
         "residents": [dataclasses.asdict(one) for one in plan.residents],
         "resident_bytes": {phase: resident_bytes(plan.residents, phase) for phase in ("rollout", "learn")},

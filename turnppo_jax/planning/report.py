@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from turnppo_jax.planning.compiling import versions
 from turnppo_jax.planning.estimate import OVERLAPS
 from turnppo_jax.planning.making import Plan, PlannedProgram
+from turnppo_jax.planning.rollout_load import RolloutLoad
 from turnppo_jax.planning.states import resident_bytes
 from turnppo_jax.planning.topology import GIB
 
@@ -52,6 +53,7 @@ def _head(plan: Plan) -> str:
     chip, settings, work = plan.topology.chip, plan.settings, plan.workload
     mesh = ", ".join(f"{name}={size}" for name, size in plan.named("actor update").program.mesh.shape.items())
     host = plan.named("decode").program
+    where = "all hosts in lockstep" if settings.rollout.lockstep else "each host"
     rollout = ", ".join(f"{name}={size}" for name, size in host.mesh.shape.items() if name in ("data", "tensor"))
     stats = work.actor
     used = ", ".join(f"{name} {version}" for name, version in versions().items())
@@ -61,7 +63,7 @@ def _head(plan: Plan) -> str:
             f"{plan.topology.num_devices} chips, hosts: {plan.topology.num_hosts} ({used})",
             f"chip: {chip.hbm_bytes / GIB:.2f} GiB at {chip.hbm_bandwidth / 1e9:.0f} GB/s, {chip.flops / 1e12:.0f} "
             f"TFLOP/s in bfloat16, links of {chip.link_bandwidth / 1e9:.0f} GB/s each way",
-            f"mesh: {mesh}; rollout on each host ({host.topology.name}): {rollout}",
+            f"mesh: {mesh}; rollout on {where} ({host.topology.name}): {rollout}",
             f"assumed: episodes of {work.turns} turns, {work.prompt_tokens} prompt tokens and "
             f"{work.episode_tokens.mean():.0f} sampled ones in the average; environments answer at once",
             f"minibatch: {stats.tokens} tokens in {stats.rows} rows of {settings.learner.shape.tokens}, "
@@ -155,14 +157,20 @@ def _step(plan: Plan) -> str:
     rows = [("seconds of a training step, collectives hidden", *shares)]
     rows += [(name, *(f"{column[name]:.2f}" for column in columns)) for name in columns[0]]
     rows.append(("sum", *(f"{sum(column.values()):.2f}" for column in columns)))
-    load, slots = plan.load, plan.settings.sampler.num_slots
-    note = (
-        f"a host plays {load.episodes} episodes in {slots} slots: {load.decode_steps} decode steps at "
-        f"{load.mean_context:.0f} tokens of context; "
-        + ", ".join(f"{count} prefills of {bucket}" for bucket, count in load.prefills)
-        + " an episode"
+    who = "all hosts together play" if plan.settings.rollout.lockstep else "a host plays"
+    notes = [f"{who} {_played(plan.load, plan.settings.sampler.num_slots)}"]
+    if plan.further is not None:
+        estimator = plan.settings.learner.algorithm.estimator
+        notes.append(f"estimator={estimator!r}: {who} further {_played(plan.further, plan.settings.sampler.num_slots)}")
+    return "\n".join((align(rows), *notes))
+
+
+def _played(load: RolloutLoad, slots: int) -> str:
+    prefills = ", ".join(f"{count:g} prefills of {bucket}" for bucket, count in load.prefills)
+    return (
+        f"{load.episodes} episodes in {slots} slots: {load.decode_steps} decode steps at {load.mean_context:.0f} "
+        f"tokens of context; {prefills} an episode"
     )
-    return align(rows) + "\n" + note
 
 
 def _shortage(plan: Plan, planned: PlannedProgram) -> str:
