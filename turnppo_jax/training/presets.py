@@ -30,8 +30,8 @@ def token_ppo() -> dict[str, Any]:
     """PPO on tokens (arXiv 1707.06347) as RAGEN and verl run it: γ = λ = 1.
 
     Changes: GAE, critic and ratio per token. Errors of the critic keep the config's weights; verl weights every token
-    alike (`value_normalizer="tokens"`, see configs/ablations/value_weights.py). Published with Qwen2.5-7B: mean return 2.90 on Sokoban (Turn-PPO's
-    authors), success 80.4 % on ALFWorld and 68.7 % on WebShop (GiGPO's).
+    alike (`value_normalizer="tokens"`, see configs/ablations/value_weights.py). Published with Qwen2.5-7B: mean return
+    2.90 on Sokoban (Turn-PPO's authors), success 80.4 % on ALFWorld and 68.7 % on WebShop (GiGPO's).
     """
     return {**_TOKEN, "estimator": "token_gae", "gamma": 1.0, "gae_lambda": 1.0}
 
