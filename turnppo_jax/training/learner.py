@@ -201,12 +201,14 @@ class Learner:
             success = self._replicate(np.array(flags + [False] * (self._shape.trajectories - len(flags))))
         estimated_at = time.perf_counter()
 
-        rates = [("optim/lr", self._actor_config, actor)] if actor_learns else []
-        rates += [("optim/lr_critic", self._critic_config, critic)] if critic is not None else []
-        # Copied to the host before the update donates the counters.
-        metrics = {name: float(learning_rate(cfg, state.step)) for name, cfg, state in rates}
-        # Where nothing is left to train on there is no update that would count them.
-        metrics |= {f"optim/steps_{'critic' if name.endswith('critic') else 'actor'}": 0.0 for name, _, _ in rates}
+        # Rates are copied to the host before the update donates the counters; where nothing is left to train on, there
+        # is no update that would count steps.
+        metrics = {}
+        if actor_learns:
+            metrics |= {"optim/lr": float(learning_rate(self._actor_config, actor.step)), "optim/steps_actor": 0.0}
+        if critic is not None:
+            rate = float(learning_rate(self._critic_config, critic.step))
+            metrics |= {"optim/lr_critic": rate, "optim/steps_critic": 0.0}
         updates = []
         for _ in range(self._cfg.epochs):
             for mini in minibatches:
