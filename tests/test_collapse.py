@@ -159,6 +159,18 @@ def test_without_groups_there_is_no_alarm_of_groups_and_metrics_are_0_or_1():
     assert on == {"collapse/entropy_high": 1.0, "collapse/entropy_high_since_step": 31.0}
 
 
+def test_a_step_that_is_told_twice_counts_once():
+    """As a step that crashed is evaluated and told again: what a continued run reads back has it once."""
+    rows = changed("policy/entropy", lambda step, old: 3.0)
+    late = rows[-1] | evaluation(rows[-1]["step"], 0.0)
+    watch = CollapseWatch(CollapseSettings(stop_on_collapse=True), SUCCESS)
+    for row in (*rows, late, late):
+        metrics = watch.add(row["step"], row)
+    read_back = CollapseWatch(CollapseSettings(stop_on_collapse=True), SUCCESS, [*rows[:-1], late])
+    assert watch.crash() == read_back.crash() is not None
+    assert metrics == alarm_metrics(collapse_alarms([*rows[:-1], late], CollapseSettings(), SUCCESS))
+
+
 def test_the_curves_of_a_run_that_did_collapse():
     """The quickstart with sixty times its learning rate, as recorded: broken by step 5, within the first ten steps."""
     first_ten = {

@@ -110,7 +110,9 @@ def test_an_unfinished_run_does_not_count_and_is_said():
     b = found["arms"][1]
     assert b["value"]["n"] == 1 and b["value"]["mean"] == pytest.approx(0.5)
     assert b["difference"]["n"] == 1 and b["difference"]["mean"] == pytest.approx(0.3)
-    assert "**1 of 4 runs are not finished" in markdown.to_markdown(found, "")
+    assert "**1 of 4 runs are not finished" in markdown.to_markdown(found, "") and b["runs"]["1"]["step"] == 2
+    found["arms"][1]["runs"]["1"]["step"] = -1  # as of a run without metrics
+    assert "0.500, (not begun)" in markdown.to_markdown(found, "")
 
 
 def test_a_run_with_fewer_evaluations_counts_those_after_training():

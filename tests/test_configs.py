@@ -117,12 +117,10 @@ def test_the_paper_s_configs_list_their_pairs():
         paper("webshop").get_config("thinking=maybe")
 
 
-@pytest.mark.parametrize("name", ["webshop_quickstart", "paper.webshop"])
-def test_the_shop_that_flags_name_is_the_environment_s_own(name):
+@pytest.mark.parametrize("name, third", [("webshop_quickstart", "catalogue"), ("paper.webshop", "observation")])
+def test_the_shop_that_flags_name_is_the_environment_s_own(name, third):
     """What a config names of the environment's arguments so that flags can change it, changes nothing by itself."""
     kwargs = importlib.import_module(f"configs.{name}").get_config().env.kwargs
     defaults = inspect.signature(WebShopEnv).parameters
-    for argument in (
-        ("goals", "fair_options", "observation") if "paper" in name else ("catalogue", "goals", "fair_options")
-    ):
+    for argument in ("goals", "fair_options", third):
         assert kwargs[argument] == defaults[argument].default

@@ -12,8 +12,8 @@ from turnppo_jax.training.statistics import Interval, mean_interval
 
 RULE = (
     "A run counts with the mean of its last {last} evaluations. A crashed run's last evaluation is carried forward to "
-    "those that it missed (where an alarm ends a run, it is evaluated once more). A run that is not "
-    "finished does not count."
+    "those that it missed (where an alarm ends a run, it is evaluated once more). A run that is not finished does not "
+    "count."
 )
 # Means over the steps of a run: name in the record, metric.
 _MEANS = (
