@@ -88,7 +88,7 @@ def hostile(env_kwargs: dict, actions: int) -> dict:
     """Plays hostile texts in each kind of prompt; whatever is raised ends the benchmark."""
     draws = random.Random(0)
     counts = {"invalid": 0, "purchases": 0, "successes": 0, "truncated": 0, "resets": 0}
-    rewards, memory, pages = [0.0, 0.0], [], set()
+    rewards, scores, memory, pages = [0.0, 0.0], [0.0, 0.0], [], set()
     threads, started = threading.active_count(), time.perf_counter()
     envs = [(WebShopEnv(**env_kwargs, split="train", **kind), kind.get("thinking", True)) for kind in _KINDS]
     done, seed = 0, 0
@@ -109,6 +109,7 @@ def hostile(env_kwargs: dict, actions: int) -> dict:
             assert 0.0 <= info["score"] <= 1.0
             json.dumps(info)
             rewards = [min(rewards[0], reward), max(rewards[1], reward)]
+            scores = [min(scores[0], info["score"]), max(scores[1], info["score"])]
             counts["invalid"] += info["invalid_action"]
             counts["purchases"] += terminated
             counts["successes"] += info["success"]
@@ -125,6 +126,8 @@ def hostile(env_kwargs: dict, actions: int) -> dict:
         **counts,
         "reward_min": rewards[0],
         "reward_max": rewards[1],
+        "score_min": scores[0],
+        "score_max": scores[1],
         "pages": sorted(pages),
         "resident_mib_by_fifth": memory,
         "threads_added": threading.active_count() - threads,

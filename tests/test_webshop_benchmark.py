@@ -1,13 +1,16 @@
-"""The benchmark of a large catalogue runs from end to end at a small size, and draws what it says."""
+"""The benchmark of a large catalogue runs from end to end at a small size; that beside Lucene asks what it says."""
 
 import collections
+import gzip
 import re
 import sys
 
 import numpy as np
 import pytest
 
-from benchmarks import webshop_catalogue
+from benchmarks import webshop_catalogue, webshop_lucene
+from envs.webshop.builtin import Builtin
+from envs.webshop.catalogue import Catalogue
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="memory is read from /proc, which Linux alone has")
@@ -31,3 +34,20 @@ def test_words_follow_the_law():
         expected = 200_000 * np.log((rank + 31) / (rank + 30)) / total
         # Five standard deviations of a count.
         assert abs(drawn[words[rank]] - expected) < 5 * np.sqrt(expected)
+
+
+def test_queries_for_lucene_are_lines_of_lower_case(tmp_path):
+    file = tmp_path / "queries.jsonl.gz"
+    file.write_bytes(gzip.compress(b'{"query": "Red\\nShoes"}\n\n{"query": "mug"}\n'))
+    asked = webshop_lucene.queries(Catalogue.open(Builtin(60), cache=tmp_path), file)
+    assert asked.pop("file") == ["red shoes", "mug"]
+    assert sorted(asked) == ["descriptions", "instructions", "strung together", "titles"]
+    for texts in asked.values():
+        assert len(set(texts)) > 50
+        assert all(text == text.lower() and len(text.splitlines()) == 1 for text in texts)
+
+
+def test_lucene_needs_its_jar(tmp_path, capsys):
+    with pytest.raises(SystemExit):
+        webshop_lucene.main([f"--jar={tmp_path / 'anserini.jar'}"])
+    assert f"--jar={tmp_path / 'anserini.jar'} is no file" in capsys.readouterr().err

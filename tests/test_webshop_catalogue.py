@@ -12,7 +12,7 @@ import sys
 import pytest
 
 from envs.webshop import cached_folder
-from envs.webshop.catalogue import Catalogue, write_catalogue
+from envs.webshop.catalogue import FORMAT, Catalogue, write_catalogue
 from envs.webshop.official import OfficialFiles, find_official_files, read_products
 from envs.webshop.product import HumanInstruction, Product
 from envs.webshop.progress import Progress
@@ -270,5 +270,5 @@ def test_the_environment_needs_no_accelerator_library():
 
 def test_writing_to_a_folder_of_ones_own(tmp_path):
     write_catalogue(Made(MUGS), tmp_path, progress=False)
-    cached_folder.seal(tmp_path, {"format": 1})
+    cached_folder.seal(tmp_path, {"format": FORMAT})
     assert len(Catalogue(tmp_path)) == 3

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import pathlib
 import random
 import time
 
@@ -11,6 +12,8 @@ from envs.webshop.porter import stem
 from envs.webshop.tokens import STOP_WORDS, make_analyzer, words
 from tests.shared_data import shared_path
 
+GOLDEN = pathlib.Path(__file__).parent / "golden" / "lucene_tokens.json"
+
 
 def test_terms_of_reference_queries_are_lucenes():
     analyze = make_analyzer()
@@ -19,6 +22,28 @@ def test_terms_of_reference_queries_are_lucenes():
     assert len(queries) == 1000
     for query in queries:
         assert analyze(query["query"]) == query["tokens"]
+
+
+def test_every_character_of_unicode_12_makes_the_words_that_lucene_makes():
+    golden = json.loads(GOLDEN.read_text(encoding="utf-8"))
+    analyze = make_analyzer(1)
+    seen, wrong = 0, []
+    for shape, ranges in golden["characters"]:
+        for first, last in (pair.split("-") for pair in ranges.split()):
+            for character in map(chr, range(int(first, 16), int(last, 16) + 1)):
+                lower = character.lower()
+                found = [analyze(around.format(lower)) for around in golden["surroundings"]]
+                if [[piece.replace(lower, "@") for piece in pieces] for pieces in found] != shape:
+                    wrong.append((character, found, shape))
+                seen += 1
+    assert seen == 137_866 and not wrong
+
+
+def test_random_texts_make_the_words_that_lucene_makes():
+    analyze = make_analyzer()
+    texts = json.loads(GOLDEN.read_text(encoding="utf-8"))["texts"]
+    assert len(texts) == 1000 and sum(len(tokens) > 1 for _, tokens in texts) > 300
+    assert [(text, analyze(text)) for text, _ in texts] == [(text, tokens) for text, tokens in texts]
 
 
 # From Porter's paper, rule by rule, and the departures of his program.
@@ -55,6 +80,7 @@ def test_stems(word, expected):
         ("漢字 ひらがな カタカナ 한국어", ["漢", "字", "ひ", "ら", "が", "な", "カタカナ", "한국어"]),
         ("สวัสดีครับ a\u0301b №5 ＡＢ１２：３", ["สวัสดีครับ", "a\u0301b", "5", "ＡＢ１２", "３"]),
         ("ab：cd x·y", ["ab：cd", "x·y"]),
+        ("10\u202fml #️⃣ 1️⃣ צ'5 ג'", ["10\u202fml", "#️⃣", "1️⃣", "צ'5", "ג'"]),
         ("\ud83d \udc4d a\ud83db", ["a", "b"]),
         ("\0 \ufeff \u200d \u202e", []),
         ("", []),
@@ -85,7 +111,10 @@ def test_long_words_are_cut():
     assert [len(word) for word in words("x" * 600)] == [255, 255, 90]
 
 
-@pytest.mark.parametrize("piece", ["_", "a_", "1,", "é_", "\u200d", "👍\u200d", "a'", "\u0301", "ก", "'", "🇫"])
+@pytest.mark.parametrize(
+    "piece",
+    ["_", "a_", "1,", "é_", "\u200d", "👍\u200d", "a'", "א'", 'א"', "_🏽", "#", "\u20e3", "\u0301", "ก", "'", "🇫"],
+)
 def test_no_text_costs_more_than_its_length(piece):
     analyze = make_analyzer()
     started = time.process_time()

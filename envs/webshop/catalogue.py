@@ -20,7 +20,7 @@ from envs.webshop.search import Index, mapped
 from envs.webshop.storage import ProductFile, ProductWriter
 
 # Of the files below, of the terms and of what makes products out of sources.
-FORMAT = 1
+FORMAT = 2
 _MOST_HITS = 50
 _KEPT_PRODUCTS = 512
 _KEPT_SEARCHES = 256
