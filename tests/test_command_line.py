@@ -66,6 +66,7 @@ def get_config(algo="turn_ppo"):
     config.algo = algo
     config.seed = 1
     config.ppo = config_dict.ConfigDict(dict(gamma=0.9, clip=(0.2, 0.3)))
+    config.value = config_dict.ConfigDict(dict(clip=0.2))
     config.limit = config_dict.placeholder(int)
     return config
 """
@@ -105,6 +106,7 @@ def test_config_with_argument_and_overrides_in_any_order(command):
         "algo": "grpo",
         "seed": 1,
         "ppo": {"gamma": 1.0, "clip": [0.5, 0.5]},
+        "value": {"clip": 0.2},
         "limit": 4,
         "workdir": "runs/x",
     }
@@ -123,7 +125,23 @@ def test_config_with_argument_and_overrides_in_any_order(command):
             ["--config=config.py", "--config.ppo.gamme=1"],
             "error: unknown config field config.ppo.gamme; did you mean gamma?",
         ),
-        (["--config=config.py", "--config.zzz=1"], "error: unknown config field config.zzz"),
+        (
+            ["--config=config.py", "--config.zzz=1"],
+            "error: unknown config field config.zzz; known: algo, limit, ppo, seed, value",
+        ),
+        # The section that has the field is not the one that is named.
+        (
+            ["--config.ppo.gamma=1", "--config.value.gamma=1", "--config=config.py:grpo"],
+            "error: unknown config field config.value.gamma; known: clip",
+        ),
+        (
+            ["--config=config.py", "--config.seed.gamma=1"],
+            "error: unknown config field config.seed.gamma; known: none, it is a value",
+        ),
+        (
+            ["--config=config.py", "--config.algo.name=1"],
+            "error: unknown config field config.algo.name; known: none, it is a value",
+        ),
         (
             ["--config=config.py", "--config.ppo.gamma=high"],
             "error: flag --config.ppo.gamma=high: could not convert string to float: 'high'",

@@ -20,7 +20,7 @@ import sys
 import traceback
 import types
 import typing
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 from absl import app, flags, logging
@@ -30,6 +30,9 @@ _DEBUG = flags.DEFINE_bool("debug", False, "Show the whole traceback of an error
 _EXIT_CODE = 2  # what argparse and most shells' own commands use for a wrong call
 _ROOT = pathlib.Path(__file__).resolve().parents[1]
 _OURS = tuple(str(_ROOT / name) + os.sep for name in ("turnppo_jax", "envs", "configs"))
+
+# What absl and ml_collections raise while flags are parsed; `flag_error_line` tells mistakes in the call from others.
+FLAG_ERRORS = (flags.Error, ValueError, OSError, ImportError, AttributeError, KeyError, TypeError)
 
 T = TypeVar("T")
 
@@ -238,7 +241,7 @@ def _parse(argv: Sequence[str]) -> list[str]:
         if "config" in flags.FLAGS and flags.FLAGS["config"].value is None:
             raise UserError("--config=FILE.py is missing")
         return rest
-    except (flags.Error, ValueError, OSError, ImportError, AttributeError) as error:
+    except FLAG_ERRORS as error:
         line = flag_error_line(error, argv)
         if debug or line is None:
             raise
@@ -263,16 +266,10 @@ def _config_first(argv: Sequence[str]) -> list[str]:
 def flag_error_line(error: Exception, argv: Sequence[str]) -> str | None:
     """One line about an error while flags were parsed, None where it is no mistake in the call."""
     text = str(error)
-    if isinstance(error, AttributeError):
-        # ml_collections says: "'gamme'\nDid you mean "gamma" instead of "gamme"?"
-        field = re.match(r"^[\"'\\]*([A-Za-z_0-9]+)[\"'\\]*(?:\\n|\n|$)", text)
-        written = [
-            re.split(r"[= ]", argument)[0].lstrip("-") for argument in argv if re.match(r"--?config\.", argument)
-        ]
-        paths = [path for path in written if field and field[1] in path.split(".")]
-        if paths:
-            meant = re.search(r"Did you mean \\?\"(\w+)\\?\"", text)
-            return f"unknown config field {paths[0]}" + (f"; did you mean {meant[1]}?" if meant else "")
+    if isinstance(error, (AttributeError, KeyError, TypeError)):
+        meant = re.search(r"Did you mean \\?\"(\w+)\\?\"", text)  # as ml_collections says it
+        for path, known in _unknown_fields(argv):
+            return f"unknown config field {path}; " + (f"did you mean {meant[1]}?" if meant else f"known: {known}")
         if "no attribute 'get_config'" in text:
             return "the file of --config has no get_config()"
         return None
@@ -282,6 +279,26 @@ def flag_error_line(error: Exception, argv: Sequence[str]) -> str | None:
         last = re.search(r"^(?:[\w.]*\.)?(ValueError|UserError): (.*)\Z", text.strip(), re.MULTILINE | re.DOTALL)
         return None if last is None else " ".join(last[2].split())
     return error_line(error)
+
+
+def _unknown_fields(argv: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """The fields "config.a.b" of a call that its config lacks, each with what the section has instead."""
+    command, *rest = argv
+    argv = [command, *(argument for argument in rest if re.match(r"--?config=", argument))]
+    values = flags.FlagValues()
+    config_flags.DEFINE_config_file("config", None, flag_values=values, sys_argv=argv)
+    try:
+        values(argv)
+    except FLAG_ERRORS:  # of the config file itself
+        return
+    for path in (re.split(r"[= ]", argument)[0].lstrip("-") for argument in rest if re.match(r"--?config\.", argument)):
+        section = values["config"].value
+        for name in path.split(".")[1:]:
+            fields = list(section) if isinstance(section, config_dict.ConfigDict) else []
+            if name not in fields:
+                yield path, ", ".join(fields) or "none, it is a value"
+                break
+            section = section[name]
 
 
 def _debug() -> bool:

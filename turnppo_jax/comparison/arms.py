@@ -63,7 +63,7 @@ class Arm:
             values(argv)
             config = command_line.finalise(values["config"].value)
             run_settings(config)
-        except (flags.Error, ValueError, OSError, ImportError, AttributeError) as error:
+        except command_line.FLAG_ERRORS as error:
             line = command_line.flag_error_line(error, argv)
             if line is None:
                 raise
