@@ -5,9 +5,10 @@
 The shop is the built-in one with 1,000 products. The model (0.9M parameters, with a token for each of the shop's words)
 is warmed up on a scripted shopper that errs in one of ten turns, then trained with turn-level PPO on the purchase's
 score. A fifth of the products is held out: goals of the evaluation ask for products that were never to be bought in
-training. Mean score on 256 of them at temperature 1 before and after 45 steps: seed 0 .394 and .701, seed 1 .435 and
-.629 (95 % intervals within +-.033 and +-.023); success .157 and .228, .055 and .040. Buying the first item found scores
-.616, the scripted shopper 1. 22 minutes on two cores, 35 to 37 of CPU time.
+training. Mean score on 256 of them at temperature 1 before and after 45 steps: .394 and .701, .435 and .629, .477 and
+.695, .441 and .702 on seeds 0 to 3 (95 % intervals within +-.033 and +-.023); success .157 and .228, .055 and .040,
+.138 and .160, .131 and .188. Buying the first item found scores .616, the scripted shopper 1. 21 minutes on two cores,
+35 to 38 of CPU time.
 """
 
 from ml_collections import ConfigDict
