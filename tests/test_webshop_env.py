@@ -112,8 +112,9 @@ def test_success_is_a_score_of_one():
 
 def test_limit_of_turns_truncates_unless_the_last_turn_buys():
     env = build(max_turns=3)
-    _, reward, terminated, truncated, info = play(env, 0, "search[acme]", "nonsense", "search[tee]")
+    observation, reward, terminated, truncated, info = play(env, 0, "search[acme]", "nonsense", "search[tee]")
     assert (reward, terminated, truncated, info["success"], info["score"]) == (0.0, False, True, False, 0.0)
+    assert observation == env.session.as_text()  # asks for no further turn
     _, _, terminated, truncated, _ = play(env, 0, "search[acme]", "click[b00000shrt]", "click[buy now]")
     assert (terminated, truncated) == (True, False)
     assert make("webshop-ragen", catalogue=SHELF, split="all").instructions.count("You have 9 turns.") == 1

@@ -54,7 +54,7 @@ def turn(
       session: as it is now.
       instruction: the goal's text.
       observation: "text" or "text_rich", how the full style shows the page.
-      number: of the turn that answers this observation, from 1.
+      number: of the turn that answers this observation, from 1; after the last one the full style asks for none.
       max_turns: of the episode.
       invalid: the turn before was charged the format penalty.
       thinking: whether the response holds a thinking block.
@@ -64,7 +64,7 @@ def turn(
         return _compact(session, instruction if number == 1 else "", left)
     before = "Your last answer was not valid: use the response form and one listed action.\n" if invalid else ""
     page = session.as_text() if observation == "text" else session.as_rich_text().rstrip("\n")
-    if session.bought:
+    if session.bought or left == 0:
         return f"{before}{page}"
     form = "<think>...</think><answer>...</answer>" if thinking else "<answer>...</answer>"
     return (
