@@ -20,7 +20,7 @@ import sys
 import traceback
 import types
 import typing
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from absl import app, flags, logging
@@ -268,7 +268,9 @@ def flag_error_line(error: Exception, argv: Sequence[str]) -> str | None:
     text = str(error)
     if isinstance(error, (AttributeError, KeyError, TypeError)):
         meant = re.search(r"Did you mean \\?\"(\w+)\\?\"", text)  # as ml_collections says it
-        for path, known in _unknown_fields(argv):
+        unknown = _unknown_field(argv)
+        if unknown is not None:
+            path, known = unknown
             return f"unknown config field {path}; " + (f"did you mean {meant[1]}?" if meant else f"known: {known}")
         if "no attribute 'get_config'" in text:
             return "the file of --config has no get_config()"
@@ -281,8 +283,8 @@ def flag_error_line(error: Exception, argv: Sequence[str]) -> str | None:
     return error_line(error)
 
 
-def _unknown_fields(argv: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """The fields "config.a.b" of a call that its config lacks, each with what the section has instead."""
+def _unknown_field(argv: Sequence[str]) -> tuple[str, str] | None:
+    """The first field "config.a.b" of a call that its config lacks, and what the section has instead."""
     command, *rest = argv
     argv = [command, *(argument for argument in rest if re.match(r"--?config=", argument))]
     values = flags.FlagValues()
@@ -290,15 +292,15 @@ def _unknown_fields(argv: Sequence[str]) -> Iterator[tuple[str, str]]:
     try:
         values(argv)
     except FLAG_ERRORS:  # of the config file itself
-        return
+        return None
     for path in (re.split(r"[= ]", argument)[0].lstrip("-") for argument in rest if re.match(r"--?config\.", argument)):
         section = values["config"].value
         for name in path.split(".")[1:]:
             fields = list(section) if isinstance(section, config_dict.ConfigDict) else []
             if name not in fields:
-                yield path, ", ".join(fields) or "none, it is a value"
-                break
+                return path, ", ".join(fields) or "none, it is a value"
             section = section[name]
+    return None
 
 
 def _debug() -> bool:
