@@ -74,7 +74,7 @@ def _any_words() -> regex.Pattern:
     others = rf"[\p{{Ideographic}}\p{{WB=Katakana}}{complex_context}\p{{Script=Hiragana}}{extending}]"
     letters = rf"[[\p{{Alphabetic}}{_LETTER_SIGNS}]--{others}]"
     letter = rf"(?:{letters}{extend})"
-    digits = rf"[[\p{{WB=Numeric}}\uff10-\uff19]--[{_FORMAT_MARKS}{_COMPLEX_DIGIT}{_PICTOGRAPHS}]]"
+    digits = rf"[[\p{{WB=Numeric}}\uff10-\uff19]--[{_FORMAT_MARKS}{_COMPLEX_DIGIT}]]"
     digit = rf"(?:{digits}{extend})"
     katakana = rf"(?:\p{{WB=Katakana}}{extend})"
     joiner = rf"(?:[{_JOINER}]{extend})"
